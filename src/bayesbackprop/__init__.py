@@ -1,0 +1,36 @@
+"""Bayes by Backprop: neural networks that know what they do not know.
+
+Wrap any module, train it on the variational free energy, and ask for a predictive distribution.
+"""
+
+from bayesbackprop._version import __version__
+from bayesbackprop.bayesian import Bayesian, Draw
+from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
+from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.posterior import Relative
+from bayesbackprop.predict import Ensemble, Predictive
+from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
+from bayesbackprop.saving import load, save
+
+__all__ = [
+    "Bayesian",
+    "Bernoulli",
+    "Categorical",
+    "Cost",
+    "Draw",
+    "Ensemble",
+    "FreeEnergy",
+    "Gaussian",
+    "Laplace",
+    "Likelihood",
+    "LogDensity",
+    "LogLikelihood",
+    "Normal",
+    "Predictive",
+    "Prior",
+    "Relative",
+    "ScaleMixture",
+    "__version__",
+    "load",
+    "save",
+]

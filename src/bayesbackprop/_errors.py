@@ -1,0 +1,71 @@
+"""One form for every error a user can cause: which parameter, of what, must be what, and what it got."""
+
+import math
+import reprlib
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 120
+
+
+def invalid(parameter: str, owner: str, constraint: str, got: object) -> ValueError:
+    """The error to raise when ``parameter`` of ``owner`` breaks its ``constraint``.
+
+    >>> print(invalid("sigma1", "ScaleMixture", "a float in (0, inf)", -1))
+    The 'sigma1' parameter of ScaleMixture must be a float in (0, inf). Got -1 instead.
+    """
+    shown = got if isinstance(got, Described) else _short.repr(got)
+    return ValueError(f"The '{parameter}' parameter of {owner} must be {constraint}. Got {shown} instead.")
+
+
+class Described(str):
+    """Text that stands for a value in an error message and is printed without quotes."""
+
+
+def tensor_shape(value: Tensor) -> Described:
+    """How an error message shows a tensor: its shape and type, never its numbers."""
+    return Described(f"a tensor of shape {list(value.shape)} and type {value.dtype}")
+
+
+def check_positive(owner: str, **values: object) -> None:
+    """Refuse whatever is not a finite number above 0."""
+    for name, value in values.items():
+        if not _is_number(value) or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+            raise invalid(name, owner, "a float in (0, inf)", value)
+
+
+def check_probability(owner: str, **values: object) -> None:
+    """Refuse whatever is not a number in [0, 1]."""
+    for name, value in values.items():
+        if not _is_number(value) or not 0 <= float(value) <= 1:  # type: ignore[arg-type]
+            raise invalid(name, owner, "a float in [0, 1]", value)
+
+
+def check_count(owner: str, *, least: int = 1, **values: object) -> None:
+    """Refuse whatever is not an int of at least ``least``."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise invalid(name, owner, f"an int in [{least}, inf)", value)
+
+
+def check_finite(parameter: str, owner: str, value: Tensor) -> None:
+    """Refuse NaN and infinities.
+
+    Inside ``torch.compile`` the check is an operation of the graph, so it breaks no graph and still stops the step.
+    """
+    if not value.is_floating_point():
+        return
+    finite = value.detach().isfinite().all()
+    if torch.compiler.is_compiling():
+        torch._assert_async(finite, f"The '{parameter}' parameter of {owner} must be finite. Got NaN or inf instead.")
+    elif not finite:
+        bad = int((~value.detach().isfinite()).sum())
+        got = Described(f"NaN or inf in {bad} of {value.numel()} numbers")
+        raise invalid(parameter, owner, "finite", got)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

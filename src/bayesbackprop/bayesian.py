@@ -1,0 +1,275 @@
+"""The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayesbackprop import complexity, noise
+from bayesbackprop._errors import check_count, check_positive, invalid, tensor_shape
+from bayesbackprop.estimators import Estimating, Estimator, Sample, Site
+from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.noise import Key, Role, Word
+from bayesbackprop.plan import Entry, Select, make_plan, per_parameter, print_plan
+from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, initial_rho
+from bayesbackprop.predict import Ensemble, Predictive, over_draws, predictive
+from bayesbackprop.priors import Prior, ScaleMixture
+
+# Seeds stay below this so that they fit a signed 64-bit integer wherever they are stored.
+_SEEDS = 2**63
+
+# What predictions may hold at a time unless told otherwise.
+GIGABYTE = 2**30
+
+
+class Bayesian(nn.Module):
+    """A network with a distribution on every weight.
+
+    The parameters of ``net`` are the posterior means mu; this adds one rho for each, sigma = log(1 + exp(rho)). So
+    ``net(x)`` is the prediction at the mean, ``net.state_dict()`` is an ordinary checkpoint, and ``model.net`` is the
+    way back.
+
+    Args:
+        net: Any module. It is used as it is, not copied.
+        likelihood: P(y|x,w), such as ``Categorical()`` or ``Gaussian(0.1)``.
+        prior: P(w), one for all or a mapping of name patterns such as ``{"*.bias": Normal(1.0), "*": ScaleMixture()}``.
+        sigma: Initial standard deviation: a float, ``Relative(0.1)`` for a tenth of \\|mu\\|, any function of mu, or a
+            mapping of name patterns to those.
+        estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns.
+        select: Which parameters are Bayesian: a function of the parameter's name and the module that owns it.
+        normalisation: Whether the weights of normalisation layers may be Bayesian too.
+        centre: What the prior is centred on: None for 0, ``"net"`` for the weights ``net`` has now, or a mapping from
+            names to tensors.
+        seed: Of all its noise. None takes one from torch's generator, so that ``torch.manual_seed`` decides.
+
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> from bayesbackprop import Gaussian
+    >>> model = Bayesian(net, Gaussian(0.1), select=lambda name, module: name.startswith("2."))
+    >>> [entry.name for entry in model.plan if entry.prior is not None]
+    ['2.weight', '2.bias']
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: Prior | Mapping[str, Prior] | None = None,
+        *,
+        sigma: InitialSigma | Mapping[str, InitialSigma] = 0.01,
+        estimator: Estimator | Mapping[str, Estimator] = "shared",
+        select: Select | None = None,
+        normalisation: bool = False,
+        centre: Literal["net"] | Mapping[str, Tensor] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_net(net)
+        if not isinstance(likelihood, Likelihood):
+            raise invalid("likelihood", "Bayesian", "a Likelihood, such as Categorical() or Gaussian(0.1)", likelihood)
+        self.net = net
+        self.likelihood = likelihood
+        self.plan: list[Entry] = make_plan(net, prior or ScaleMixture(), estimator, select, normalisation)
+        self._entries = {entry.name: entry for entry in self.plan if entry.prior is not None}
+        names = list(self._entries)
+        self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
+        self.centre = Mirror(_centres(net, names, centre))
+        if seed is None:
+            seed = int(torch.randint(_SEEDS - 1, ()))
+        check_count("Bayesian", least=0, seed=seed)
+        if seed >= _SEEDS:
+            raise invalid("seed", "Bayesian", f"an int in [0, {_SEEDS})", seed)
+        self.seed = seed
+
+    # --- reading the posterior ---------------------------------------------------------------------------------------
+
+    @property
+    def posterior(self) -> dict[str, WeightPosterior]:
+        """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
+        return {
+            name: WeightPosterior(self.net.get_parameter(name), self.rho.get_parameter(name)) for name in self._entries
+        }
+
+    def report(self) -> str:
+        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why not where not."""
+        numbers = {name: (f"{_median(q.sigma):.3g}", f"{_median(q.snr):.3g}") for name, q in self.posterior.items()}
+        return print_plan(self.plan, numbers, ("median sigma", "median snr"))
+
+    # --- drawing weights ---------------------------------------------------------------------------------------------
+
+    def draw(self, step: Word = 0, index: Word = 0, seed: int | None = None) -> "Draw":
+        """A draw from the posterior: a pure function of (seed, step, index) and the parameters.
+
+        Step 0 is for prediction; training counts from 1.
+        """
+        return Draw(self, Key(self.seed if seed is None else seed, step, index))
+
+    def complexity_closed(self) -> Tensor:
+        """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
+        terms = [complexity.closed(q, self._prior(name), self._centre(name)) for name, q in self.posterior.items()]
+        return torch.stack(terms).sum()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The network at the posterior mean, as ``net(...)``."""
+        return self.net(*args, **kwargs)
+
+    # --- predicting --------------------------------------------------------------------------------------------------
+
+    def predict(
+        self, *args: Any, draws: int = 100, seed: int | None = None, memory: int = GIGABYTE, **kwargs: Any
+    ) -> Predictive:
+        """The predictive distribution P(y|x) = E_q[P(y|x,w)]: the probabilities of ``draws`` networks, averaged.
+
+        The network runs in evaluation mode and without gradients. The same seed gives the same draws.
+
+        Args:
+            *args: What the network takes.
+            draws: How many weight draws to average.
+            seed: Of the draws; None for the model's own.
+            memory: Bytes that the draws running in parallel may hold at a time, as far as one draw's own use tells.
+            **kwargs: What the network takes.
+        """
+        check_count("Bayesian.predict", draws=draws, memory=memory)
+        indices = torch.arange(draws)
+        outputs = over_draws(
+            self.net, lambda index: self.draw(index=index, seed=seed)(*args, **kwargs), indices, draws, memory
+        )
+        return predictive(self.likelihood, outputs, draws)
+
+    def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
+        """The prediction of the network at the posterior mean alone."""
+        one = torch.zeros(1)
+        outputs = over_draws(self.net, lambda _: self.net(*args, **kwargs), one, 1, GIGABYTE)
+        return predictive(self.likelihood, outputs, 1)
+
+    def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
+        """A fixed ensemble of ``draws`` weight draws, kept in memory and used again for every prediction."""
+        check_count("Bayesian.ensemble", draws=draws)
+        with torch.no_grad():
+            each = [self.draw(index=index, seed=seed).weights for index in range(draws)]
+            weights = {name: torch.stack([one[name] for one in each]) for name in self._entries}
+        return Ensemble(self.net, self.likelihood, weights)
+
+    # --- what draws need ---------------------------------------------------------------------------------------------
+
+    def _prior(self, name: str) -> Prior:
+        prior = self._entries[name].prior
+        assert prior is not None
+        return prior
+
+    def _centre(self, name: str) -> Tensor | None:
+        return self.centre.get_buffer(name) if self.has_centre else None
+
+    @property
+    def has_centre(self) -> bool:
+        """Whether the prior is centred on given weights instead of 0."""
+        return bool(self.centre._buffers or self.centre._modules)
+
+
+class Draw:
+    """A set of weights and its complexity.
+
+    ``draw(x)`` runs the network with these weights, ``draw.weights`` are they, and ``draw.complexity()`` is
+    log q(w|theta) - log P(w) at them. Nothing is kept on the network, so draws never disturb each other.
+    """
+
+    def __init__(self, model: Bayesian, key: Key) -> None:
+        self._model = model
+        self._key = key
+        self._posterior = model.posterior
+        self._index = {name: index for index, name in enumerate(self._posterior)}
+        self._samples: dict[str, Sample] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the network at this draw."""
+        net, entries = self._model.net, self._model._entries
+        shared = {name: self._sample(name).w for name, entry in entries.items() if entry.estimator == "shared"}
+        if len(shared) == len(entries):
+            return functional_call(net, shared, args, kwargs)
+        sites = {
+            q.mu: Site(name, self._index[name], q, rule, lambda name=name: self._sample(name))  # type: ignore[misc]
+            for name, q in self._posterior.items()
+            if (rule := entries[name].estimator) is not None and rule != "shared"
+        }
+        with Estimating(sites, self._key):
+            return functional_call(net, shared, args, kwargs)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
+        return {name: self._sample(name).w for name in self._posterior}
+
+    def complexity(self) -> Tensor:
+        """log q(w|theta) - log P(w) at this draw, over all Bayesian weights, in nats.
+
+        Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
+        """
+        model = self._model
+        terms = [
+            complexity.sampled(q, model._prior(name), model._centre(name), *self._sample(name))
+            for name, q in self._posterior.items()
+        ]
+        return torch.stack(terms).sum()
+
+    def _sample(self, name: str) -> Sample:
+        if name not in self._samples:
+            q = self._posterior[name]
+            stream = noise.stream(self._index[name], Role.WEIGHT)
+            eps = noise.normal(tuple(q.mu.shape), self._key, stream, q.mu.dtype, q.mu.device)
+            self._samples[name] = Sample(q.weight(eps), eps)
+        return self._samples[name]
+
+
+def _check_net(net: object) -> None:
+    if not isinstance(net, nn.Module):
+        raise invalid("net", "Bayesian", "a torch.nn.Module", net)
+    for name, parameter in net.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"
+            raise invalid("net", "Bayesian", constraint, net)
+        if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all()):
+            raise invalid("net", "Bayesian", f"a module with finite weights ('{name}' has NaN or inf)", net)
+
+
+def _initial_rhos(
+    net: nn.Module, names: list[str], sigma: InitialSigma | Mapping[str, InitialSigma]
+) -> dict[str, Tensor]:
+    rhos: dict[str, Tensor] = {}
+    each: dict[str, InitialSigma] = per_parameter(sigma, names, "sigma")
+    for name, value in each.items():
+        if not callable(value):
+            check_positive("Bayesian", sigma=value)
+        mu = net.get_parameter(name)
+        rho = initial_rho(mu, value).detach()
+        if rho.shape != mu.shape or not bool(rho.isfinite().all()):
+            raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", tensor_shape(rho))
+        rhos[name] = rho
+    for name, module in net.named_modules():
+        weight = f"{name}.weight" if name else "weight"
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and weight in rhos:
+            rhos[weight][module.padding_idx] = -torch.inf  # padding stays what it is: a constant
+    return rhos
+
+
+def _centres(
+    net: nn.Module, names: list[str], centre: Literal["net"] | Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    if centre is None:
+        return {}
+    if centre == "net":
+        return {name: net.get_parameter(name).detach().clone() for name in names}
+    if not isinstance(centre, Mapping) or set(centre) < set(names):
+        raise invalid("centre", "Bayesian", f"None, 'net' or a mapping with a tensor for each of {names}", centre)
+    chosen: dict[str, Tensor] = {}
+    for name in names:
+        mu, given = net.get_parameter(name), centre[name]
+        if not isinstance(given, Tensor) or given.shape != mu.shape or not bool(given.isfinite().all()):
+            got = tensor_shape(given) if isinstance(given, Tensor) else given
+            raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", got)
+        chosen[name] = given.detach().to(mu).clone()
+    return chosen
+
+
+def _median(values: Tensor) -> float:
+    return float(values.detach().median()) if values.numel() else float("nan")

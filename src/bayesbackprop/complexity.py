@@ -1,0 +1,61 @@
+"""The complexity cost KL[q(w|theta) || P(w)], sampled or closed, and how the minibatches of an epoch share it."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayesbackprop._errors import Described, check_probability, invalid
+from bayesbackprop.posterior import WeightPosterior
+from bayesbackprop.priors import Prior
+
+
+def sampled(q: WeightPosterior, prior: Prior, centre: Tensor | None, w: Tensor, eps: Tensor) -> Tensor:
+    """log q(w|theta) - log P(w), summed over the weights of one parameter at the draw w = mu + sigma * eps.
+
+    The summand of (2) that depends on the weights alone; its expectation over eps is the closed form.
+    """
+    cost = q.log_density(eps) - prior.log_density(w if centre is None else w - centre)
+    return torch.where(q.random, cost, 0.0).sum()
+
+
+def closed(q: WeightPosterior, prior: Prior, centre: Tensor | None) -> Tensor:
+    """KL[q(w|theta) || P(w)] = -H[q] - E_q[log P(w)], summed over the weights of one parameter."""
+    sigma = torch.where(q.random, q.sigma, 1.0)  # a constant weight has no KL; 1 keeps its unused branch finite
+    mu = q.mu if centre is None else q.mu - centre
+    cost = -q.entropy() - prior.expected_log_density(mu, sigma)
+    return torch.where(q.random, cost, 0.0).sum()
+
+
+def geometric(batches: int) -> Tensor:
+    """The paper's (9): pi_i = 2^(M-i) / (2^M - 1) for i = 1 .. M, written so that it cannot overflow.
+
+    >>> geometric(3)
+    tensor([0.5714, 0.2857, 0.1429], dtype=torch.float64)
+    """
+    i = torch.arange(1, batches + 1, dtype=torch.float64)
+    return torch.exp2(-i) / -math.expm1(-batches * math.log(2))
+
+
+def minibatch_weights(scheme: str | Sequence[float] | Tensor, batches: int) -> Tensor:
+    """The pi_i of an epoch of ``batches`` minibatches, checked: in [0, 1], summing to 1."""
+    owner = "FreeEnergy"
+    if isinstance(scheme, str):
+        if scheme != "geometric":
+            raise invalid("minibatch_weights", owner, "'uniform', 'geometric' or a sequence that sums to 1", scheme)
+        return geometric(batches)
+    weights = torch.as_tensor(scheme, dtype=torch.float64)
+    if weights.dim() != 1 or len(weights) != batches:
+        raise invalid(
+            "minibatch_weights",
+            owner,
+            f"a sequence of {batches} numbers, one for each minibatch of an epoch",
+            Described(f"shape {list(weights.shape)}"),
+        )
+    for weight in weights.tolist():
+        check_probability(owner, minibatch_weights=weight)
+    total = float(weights.sum())
+    if not math.isclose(total, 1.0, rel_tol=1e-6):  # what float32 weights may be off by
+        raise invalid("minibatch_weights", owner, "a sequence that sums to 1", Described(f"a sum of {total:.6g}"))
+    return weights

@@ -1,0 +1,202 @@
+"""Likelihoods P(y|x,w): what the network's output says about the target.
+
+A likelihood gives the log-probability of each example, and the distribution behind it for prediction. Targets must have
+exactly the shape the output implies: nothing is ever broadcast.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributions, nn
+
+from bayesbackprop._errors import Described, check_positive, invalid, tensor_shape
+from bayesbackprop.posterior import log_softplus, softplus
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Likelihood(nn.Module, ABC):
+    """P(y|x,w) for the output of the network at the weights w."""
+
+    @abstractmethod
+    def log_prob(self, output: Any, target: Tensor) -> Tensor:
+        """log P(y|x,w) of each example, shape ``[B]``."""
+
+    @abstractmethod
+    def distribution(self, output: Any) -> distributions.Distribution:
+        """P(y|x,w) as a distribution with one value for each element of a target."""
+
+    def describe(self) -> dict[str, object]:
+        """The likelihood as plain data for a file."""
+        return {"kind": type(self).__name__}
+
+
+class Categorical(Likelihood):
+    """Classes: the output holds logits ``[B, C, ...]``, the target class indices ``[B, ...]`` (int64).
+
+    >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2]))
+    tensor([-1.3863])
+    """
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        _check_output(self, output, least_dims=2)
+        classes = output.shape[1]
+        _check_target(self, target, (output.shape[0], *output.shape[2:]))
+        if target.dtype != torch.int64:
+            raise invalid(
+                "target", "Categorical", "a tensor of class indices of type torch.int64", tensor_shape(target)
+            )
+        if not torch.compiler.is_compiling() and target.numel() and not _between(target, 0, classes - 1):
+            got = Described(f"indices from {int(target.min())} to {int(target.max())}")
+            raise invalid("target", "Categorical", f"class indices in [0, {classes - 1}]", got)
+        return _per_example(-F.cross_entropy(output, target, reduction="none"))
+
+    def distribution(self, output: Tensor) -> distributions.Categorical:
+        _check_output(self, output, least_dims=2)
+        return distributions.Categorical(logits=output.movedim(1, -1))
+
+
+class Bernoulli(Likelihood):
+    """Yes or no: the output holds logits, the target 0 or 1, of the same shape ``[B, ...]``.
+
+    >>> Bernoulli().log_prob(torch.zeros(2), torch.tensor([1.0, 0.0]))
+    tensor([-0.6931, -0.6931])
+    """
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        _check_output(self, output)
+        _check_target(self, target, tuple(output.shape))
+        if not torch.compiler.is_compiling() and target.numel() and not bool(((target == 0) | (target == 1)).all()):
+            raise invalid("target", "Bernoulli", "made of 0 and 1", tensor_shape(target))
+        return _per_example(-F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none"))
+
+    def distribution(self, output: Tensor) -> distributions.Bernoulli:
+        _check_output(self, output)
+        return distributions.Bernoulli(logits=output)
+
+
+class Gaussian(Likelihood):
+    """Numbers with Gaussian noise; the target is a float tensor.
+
+    Args:
+        noise: The standard deviation of the noise. A float fixes it. ``"learnt"`` makes it one number that is trained
+            along. ``"per-input"`` reads it from the network, whose last dimension is then twice the target's: first the
+            means, then the numbers s of noise = log(1 + exp(s)).
+        initial: Where a learnt noise starts.
+
+    >>> Gaussian(0.5).log_prob(torch.tensor([[1.0]]), torch.tensor([[1.0]]))
+    tensor([-0.2258])
+    """
+
+    def __init__(self, noise: float | Literal["learnt", "per-input"] = "learnt", *, initial: float = 1.0) -> None:
+        super().__init__()
+        check_positive("Gaussian", initial=initial)
+        if isinstance(noise, str):
+            if noise not in ("learnt", "per-input"):
+                raise invalid("noise", "Gaussian", "a float in (0, inf), 'learnt' or 'per-input'", noise)
+        else:
+            check_positive("Gaussian", noise=noise)
+        self.noise = noise
+        self.log_noise = nn.Parameter(torch.tensor(math.log(initial))) if noise == "learnt" else None
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        mean, scale, log_scale = self._moments(output)
+        _check_target(self, target, tuple(mean.shape))
+        if not target.is_floating_point():
+            raise invalid("target", "Gaussian", "a tensor of floats", tensor_shape(target))
+        return _per_example(-0.5 * ((target - mean) / scale).square() - log_scale - 0.5 * _LOG_2PI)
+
+    def distribution(self, output: Tensor) -> distributions.Normal:
+        mean, scale, _ = self._moments(output)
+        return distributions.Normal(mean, scale.expand_as(mean))
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "Gaussian", "noise": self.noise}
+
+    def _moments(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        _check_output(self, output)
+        if self.noise == "per-input":
+            if output.dim() < 2 or output.shape[-1] % 2:
+                constraint = "a tensor whose last dimension holds means and noises, so is even"
+                raise invalid("output", "Gaussian(noise='per-input')", constraint, tensor_shape(output))
+            mean, raw = output.chunk(2, dim=-1)
+            return mean, softplus(raw), log_softplus(raw)
+        if self.log_noise is not None:
+            log_scale = self.log_noise.to(output.dtype)
+        else:
+            log_scale = output.new_tensor(math.log(float(self.noise)))
+        return output, log_scale.exp(), log_scale
+
+
+class LogLikelihood(Likelihood):
+    """Any likelihood: ``function(output, target)`` gives log P(y|x,w) of each example, shape ``[B]``.
+
+    Args:
+        function: The log-probability of each example.
+        predictive: For prediction, the ``torch.distributions.Distribution`` of the targets given the output.
+        name: What a saved file calls it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any, Tensor], Tensor],
+        predictive: Callable[[Any], distributions.Distribution] | None = None,
+        name: str = "custom",
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.predictive = predictive
+        self.name = name
+
+    def log_prob(self, output: Any, target: Tensor) -> Tensor:
+        log_prob = self.function(output, target)
+        if not isinstance(log_prob, Tensor) or log_prob.shape != target.shape[:1]:
+            got = tensor_shape(log_prob) if isinstance(log_prob, Tensor) else log_prob
+            constraint = f"a function that gives one number per example, shape {list(target.shape[:1])}"
+            raise invalid("function", "LogLikelihood", constraint, got)
+        return log_prob
+
+    def distribution(self, output: Any) -> distributions.Distribution:
+        if self.predictive is None:
+            constraint = "a function from the output to a torch.distributions.Distribution in order to predict"
+            raise invalid("predictive", "LogLikelihood", constraint, None)
+        return self.predictive(output)
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "LogLikelihood", "name": self.name}
+
+
+def from_description(description: dict[str, object]) -> Likelihood | None:
+    """The likelihood that ``describe`` described, or None for a user's own."""
+    kind = description.get("kind")
+    if kind == "Gaussian":
+        return Gaussian(description["noise"])  # type: ignore[arg-type]
+    simple: dict[object, type[Likelihood]] = {"Categorical": Categorical, "Bernoulli": Bernoulli}
+    return simple[kind]() if kind in simple else None
+
+
+def _check_output(likelihood: Likelihood, output: object, least_dims: int = 1) -> None:
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < least_dims:
+        shape = "[B, C, ...]" if least_dims == 2 else "[B, ...]"
+        got = tensor_shape(output) if isinstance(output, Tensor) else Described(f"a {type(output).__name__}")
+        raise invalid("output", type(likelihood).__name__, f"a float tensor of shape {shape}", got)
+
+
+def _check_target(likelihood: Likelihood, target: object, shape: tuple[int, ...]) -> None:
+    if not isinstance(target, Tensor) or tuple(target.shape) != shape:
+        got = tensor_shape(target) if isinstance(target, Tensor) else Described(f"a {type(target).__name__}")
+        raise invalid(
+            "target", type(likelihood).__name__, f"a tensor of shape {list(shape)}, as the output has it", got
+        )
+
+
+def _per_example(log_prob: Tensor) -> Tensor:
+    return log_prob.flatten(1).sum(1) if log_prob.dim() > 1 else log_prob
+
+
+def _between(values: Tensor, low: int, high: int) -> bool:
+    return bool((values >= low).all() and (values <= high).all())

@@ -1,0 +1,187 @@
+"""The objective: the variational free energy, the one function that training, tests and docs share.
+
+F(D, theta) = KL[q(w|theta) || P(w)] - E_q[log P(D|w)]                                              (1)
+
+is a *complexity cost* and a *likelihood cost* over the whole data set D of N examples. A minibatch D_i carries the
+share pi_i of the complexity (8), and its cost is averaged over its examples, as the paper averages its gradients:
+
+total = -mean_b log P(y_b|x_b,w)  +  T * pi_i / |D_i| * (log q(w|theta) - log P(w))
+
+with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N of the complexity, however short its
+batch. The average over the examples of an epoch is F / N: nats per example.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bayesbackprop._errors import Described, check_count, check_finite, check_positive, invalid
+from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.complexity import minibatch_weights as checked_weights
+
+_OWNER = "FreeEnergy"
+
+
+class Cost(NamedTuple):
+    """The cost of a minibatch: ``total = likelihood + complexity_weight * complexity``, in nats per example.
+
+    ``likelihood`` is the mean negative log-likelihood of an example; ``complexity`` the estimate of the whole
+    KL[q || P] in nats, not yet weighted.
+    """
+
+    total: Tensor
+    likelihood: Tensor
+    complexity: Tensor
+    complexity_weight: Tensor
+
+    def backward(self) -> None:
+        """Backpropagate the total."""
+        self.total.backward()
+
+
+class FreeEnergy(nn.Module):
+    """The variational free energy of a model, minibatch by minibatch.
+
+    Args:
+        model: The Bayesian network.
+        n: The number of examples in the whole training set, which sets the scale of the complexity.
+        draws: Monte Carlo samples to average over at each step.
+        complexity: ``"sampled"``, log q(w|theta) - log P(w) at the draw that makes the prediction (the paper's way), or
+            ``"closed"`` where the prior has a closed form.
+        minibatch_weights: How the minibatches of an epoch share the complexity. ``"uniform"``; ``"geometric"``, the
+            paper's pi_i = 2^(M-i) / (2^M - 1); or a sequence that sums to 1. All but the first need ``batch_size``, and
+            each call then says which ``batch`` of the epoch it has, counted from 0.
+        batch_size: The examples of a full minibatch, over all ranks.
+        temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold".
+        warmup: Steps over which the complexity rises linearly to its full weight.
+
+    >>> from bayesbackprop import Gaussian
+    >>> model = Bayesian(nn.Linear(3, 1), Gaussian(0.1), seed=0)
+    >>> free_energy = FreeEnergy(model, n=100)
+    >>> cost = free_energy(torch.zeros(20, 3), torch.zeros(20, 1))
+    >>> cost.backward()
+    """
+
+    step: Tensor
+
+    def __init__(
+        self,
+        model: Bayesian,
+        n: int,
+        *,
+        draws: int = 1,
+        complexity: Literal["sampled", "closed"] = "sampled",
+        minibatch_weights: Literal["uniform", "geometric"] | Sequence[float] | Tensor = "uniform",
+        batch_size: int | None = None,
+        temperature: float = 1.0,
+        warmup: int = 0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, Bayesian):
+            raise invalid("model", _OWNER, "a Bayesian", model)
+        check_count(_OWNER, n=n, draws=draws)
+        check_count(_OWNER, least=0, warmup=warmup)
+        if temperature != 0:
+            check_positive(_OWNER, temperature=temperature)
+        if complexity not in ("sampled", "closed"):
+            raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
+        self.model = model
+        self.n = n
+        self.draws = draws
+        self.complexity = complexity
+        self.temperature = temperature
+        self.warmup = warmup
+        self.batch_size = batch_size
+        # The noise and the warm-up depend on it: it is part of the state_dict, so that a run can be resumed.
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("_pi", self._minibatch_weights(minibatch_weights), persistent=False)
+        self._pi: Tensor | None
+        if complexity == "closed":
+            with torch.no_grad():
+                model.complexity_closed()  # now, not at the first step, says which prior has none
+
+    def forward(self, inputs: Any, targets: Any, batch: int | None = None) -> Cost:
+        """The cost of a minibatch, with new noise at every call.
+
+        Args:
+            inputs: What the network takes: a tensor, a tuple of positional or a mapping of keyword arguments.
+            targets: What the likelihood takes.
+            batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
+        """
+        args, kwargs = _arguments(inputs)
+        for value in tree_leaves((inputs, targets)):
+            if isinstance(value, Tensor):
+                if value.dim() and len(value) == 0:
+                    raise invalid("inputs", _OWNER, "a minibatch of at least one example", Described("an empty one"))
+                check_finite("inputs", _OWNER, value)
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+        step = self.step + 1
+        likelihoods: list[Tensor] = []
+        complexities: list[Tensor] = []
+        for k in range(self.draws):  # (2), averaged over the samples
+            draw = self.model.draw(step=step, index=rank * self.draws + k)
+            log_prob = self.model.likelihood.log_prob(draw(*args, **kwargs), targets)
+            likelihoods.append(-log_prob.mean())
+            if self.complexity == "sampled":
+                complexities.append(draw.complexity())
+        if self.complexity == "closed":
+            complexities.append(self.model.complexity_closed())
+        likelihood = torch.stack(likelihoods).mean()
+        complexity = torch.stack(complexities).mean()
+        weight = self._complexity_weight(len(log_prob) * ranks, batch).to(complexity.dtype)
+        total = likelihood + weight * complexity
+        check_finite("total cost", _OWNER, total)
+        self.step.copy_(step)
+        return Cost(total, likelihood, complexity, weight)
+
+    def _complexity_weight(self, examples: int, batch: int | None) -> Tensor:
+        """T * pi_i / |D_i|, and the warm-up."""
+        if examples > self.n:
+            constraint = f"the size of the training set, at least the {examples} examples of this minibatch"
+            raise invalid("n", _OWNER, constraint, self.n)
+        warm = (self.step + 1).double().div(self.warmup).clamp(max=1) if self.warmup else torch.ones_like(self.step)
+        return self.temperature * warm * self._share_per_example(examples, batch)
+
+    def _share_per_example(self, examples: int, batch: int | None) -> float | Tensor:
+        """pi_i / |D_i|."""
+        if self._pi is None:
+            if batch is not None:
+                constraint = "left out with uniform weights, where all minibatches are alike"
+                raise invalid("batch", _OWNER, constraint, batch)
+            return 1 / self.n
+        assert self.batch_size is not None
+        batches = len(self._pi)
+        if not isinstance(batch, int) or not 0 <= batch < batches:
+            raise invalid("batch", _OWNER, f"the number of the minibatch in its epoch, an int in [0, {batches})", batch)
+        size = min(self.batch_size, self.n - batch * self.batch_size)
+        if examples != size:
+            constraint = (
+                f"as long as n={self.n} and batch_size={self.batch_size} say: minibatch {batch} has {size} examples"
+            )
+            raise invalid("inputs", _OWNER, constraint, Described(f"{examples} examples"))
+        return self._pi[batch] / examples
+
+    def _minibatch_weights(self, scheme: str | Sequence[float] | Tensor) -> Tensor | None:
+        if isinstance(scheme, str) and scheme == "uniform":
+            return None
+        if self.batch_size is None:
+            raise invalid("batch_size", _OWNER, "given where the minibatch weights are not uniform", None)
+        check_count(_OWNER, batch_size=self.batch_size)
+        if self.batch_size > self.n:
+            raise invalid("batch_size", _OWNER, f"at most n={self.n}", self.batch_size)
+        full, short = divmod(self.n, self.batch_size)
+        dropped = not isinstance(scheme, str) and len(scheme) == full  # as with DataLoader(drop_last=True)
+        return checked_weights(scheme, full if dropped else full + bool(short))
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    return (inputs,), {}

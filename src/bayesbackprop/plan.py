@@ -1,0 +1,168 @@
+"""The plan of a network: which parameters are Bayesian, with which prior and estimator, and why not where not."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeVar, cast
+
+from torch import nn
+
+from bayesbackprop._errors import Described, invalid
+from bayesbackprop.estimators import ESTIMATORS, Estimator, treats
+from bayesbackprop.priors import Prior
+
+T = TypeVar("T")
+
+Select = Callable[[str, nn.Module], bool]
+
+# Batch, layer, group, instance and RMS norms, torch's own and those that model libraries define under the same names.
+_NORMALISATION = re.compile(r"Norm(\d+d)?$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the plan says of one parameter; ``prior`` and ``estimator`` are None where it is not Bayesian."""
+
+    name: str
+    shape: tuple[int, ...]
+    numel: int
+    prior: Prior | None
+    estimator: Estimator | None
+    why: str = ""
+
+
+def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -> dict[str, T]:
+    """One value for each name, from one value for all or from a mapping of patterns; the first that matches counts.
+
+    >>> per_parameter({"*.bias": 1.0, "*": 0.1}, ["0.weight", "0.bias"], "sigma")
+    {'0.weight': 0.1, '0.bias': 1.0}
+    """
+    if not isinstance(spec, Mapping):
+        return dict.fromkeys(names, spec)
+    for pattern in spec:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            constraint = f"a mapping whose names or patterns match Bayesian parameters, which are {names}"
+            raise invalid(parameter, "Bayesian", constraint, pattern)
+    values: dict[str, T] = {}
+    for name in names:
+        matching = [value for pattern, value in spec.items() if fnmatchcase(name, pattern)]
+        if not matching:
+            constraint = f"a mapping that covers '{name}' too (add a pattern '*' for the rest)"
+            raise invalid(parameter, "Bayesian", constraint, Described(f"only {list(spec)}"))
+        values[name] = matching[0]
+    return values
+
+
+def make_plan(
+    net: nn.Module,
+    prior: Prior | Mapping[str, Prior],
+    estimator: Estimator | Mapping[str, Estimator],
+    select: Select | None,
+    normalisation: bool,
+) -> list[Entry]:
+    """Decide for every parameter of ``net``, in the order of ``net.named_parameters()``."""
+    parameters = dict(net.named_parameters())
+    uses = {name: _uses(net, parameter) for name, parameter in parameters.items()}
+    excluded = {
+        name: reason
+        for name, parameter in parameters.items()
+        if (reason := _why_not_bayesian(name, parameter, uses[name][0].module, select, normalisation))
+    }
+    names = [name for name in parameters if name not in excluded]
+    if not names:
+        reasons = Described(f"a network of which nothing is: {excluded}")
+        raise invalid("net", "Bayesian", "a module of which at least one parameter can be Bayesian", reasons)
+    priors = per_parameter(prior, names, "prior")
+    for name, value in priors.items():
+        if not isinstance(value, Prior):
+            raise invalid("prior", "Bayesian", f"a Prior for '{name}', such as ScaleMixture()", value)
+    wanted: dict[str, Estimator] = per_parameter(estimator, names, "estimator")
+    for rule in wanted.values():
+        if rule not in ESTIMATORS:
+            raise invalid("estimator", "Bayesian", f"one of {list(ESTIMATORS)}", rule)
+
+    entries: list[Entry] = []
+    for name, parameter in parameters.items():
+        shape, numel = tuple(parameter.shape), parameter.numel()
+        if name in excluded:
+            entries.append(Entry(name, shape, numel, None, None, excluded[name]))
+            continue
+        why = "" if wanted[name] == "shared" else _why_shared(net, uses[name], wanted)
+        chosen: Estimator = "shared" if why else wanted[name]
+        entries.append(Entry(name, shape, numel, priors[name], chosen, why))
+    return entries
+
+
+def print_plan(entries: list[Entry], extra: Mapping[str, tuple[str, ...]], extra_titles: tuple[str, ...]) -> str:
+    """The plan as a table of text, with further columns by parameter name."""
+    titles = ("parameter", "shape", "weights", "prior", "estimator", *extra_titles, "remark")
+    rows = [titles]
+    for entry in entries:
+        kind = ("deterministic", "-") if entry.prior is None else (repr(entry.prior), str(entry.estimator))
+        columns = extra.get(entry.name, ("-",) * len(extra_titles))
+        rows.append(
+            (entry.name, "x".join(map(str, entry.shape)) or "1", f"{entry.numel:,}", *kind, *columns, entry.why)
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    random = sum(entry.numel for entry in entries if entry.prior is not None)
+    total = sum(entry.numel for entry in entries)
+    lines.append(f"{random:,} of {total:,} weights are Bayesian.")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Use:
+    path: str
+    module: nn.Module
+    attribute: str
+
+
+def _uses(net: nn.Module, parameter: nn.Parameter) -> list[_Use]:
+    return [
+        _Use(path, module, attribute)
+        for path, module in net.named_modules()
+        for attribute, value in module._parameters.items()
+        if value is parameter
+    ]
+
+
+def _why_not_bayesian(
+    name: str, parameter: nn.Parameter, module: nn.Module, select: Select | None, normalisation: bool
+) -> str:
+    if not parameter.is_floating_point():
+        return f"type {parameter.dtype}"
+    if not parameter.requires_grad:
+        return "frozen: requires_grad is False"
+    if _NORMALISATION.search(type(module).__name__) and not normalisation:
+        return f"{type(module).__name__}: normalisation stays deterministic"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+        return "max_norm rewrites it in place"
+    if select is not None and not select(name, module):
+        return "not selected"
+    return ""
+
+
+def _why_shared(net: nn.Module, uses: list[_Use], wanted: Mapping[str, Estimator]) -> str:
+    use = uses[0]
+    rule = wanted[_join(use.path, use.attribute)]
+    if len(uses) > 1:
+        others = ", ".join(_join(other.path, other.attribute) for other in uses[1:])
+        return f"no {rule}: tied to {others}, which must see the same draw"
+    parent = net.get_submodule(use.path.rpartition(".")[0]) if use.path else net
+    if isinstance(parent, nn.MultiheadAttention):
+        return f"no {rule}: MultiheadAttention computes with it in one fused call"
+    if not treats(use.module):
+        return f"no {rule} for {type(use.module).__name__}"
+    if use.attribute != "weight":
+        weight = _join(use.path, "weight")
+        if wanted.get(weight) != rule:
+            return f"no {rule}: a bias follows its weight, which has {wanted.get(weight, 'no noise')}"
+        if len(_uses(net, cast(nn.Parameter, use.module.weight))) > 1:
+            return f"no {rule}: a bias follows its weight, which is tied"
+    return ""
+
+
+def _join(path: str, attribute: str) -> str:
+    return f"{path}.{attribute}" if path else attribute

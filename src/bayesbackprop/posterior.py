@@ -1,0 +1,136 @@
+"""The variational posterior q(w|theta): a Gaussian of its own for every weight, theta = (mu, rho).
+
+mu is the user's own parameter. rho is ours, one number per weight, and sigma = log(1 + exp(rho)).
+
+rho = -inf marks a *constant* weight: sigma is exactly 0, the weight is neither drawn nor trained any more and costs
+nothing. Pruned weights and the padding row of an embedding are such.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesbackprop._errors import check_positive
+
+_LOG_2PI = math.log(2 * math.pi)
+
+# Below this, log(1 + exp(rho)) is exp(rho) to within 1e-9 of itself, and its logarithm is rho.
+_EXPONENTIAL_BELOW = -20.0
+# Above this, log(1 + exp(rho)) is rho to the last bit of a double.
+_LINEAR_ABOVE = 40.0
+
+
+def softplus(rho: Tensor) -> Tensor:
+    """log(1 + exp(rho)), without overflow."""
+    return F.softplus(rho, threshold=_LINEAR_ABOVE)
+
+
+def log_softplus(rho: Tensor) -> Tensor:
+    """log(log(1 + exp(rho))), with a gradient that lives however negative rho is."""
+    inner = softplus(rho.clamp(min=_EXPONENTIAL_BELOW))
+    return torch.where(rho < _EXPONENTIAL_BELOW, rho, inner.log())
+
+
+class WeightPosterior(NamedTuple):
+    """The posterior of one parameter: ``mu`` and ``rho``, tensors of the parameter's shape."""
+
+    mu: Tensor
+    rho: Tensor
+
+    @property
+    def sigma(self) -> Tensor:
+        """The standard deviation, sigma = log(1 + exp(rho))."""
+        return softplus(self.rho)
+
+    @property
+    def log_sigma(self) -> Tensor:
+        """log(sigma); -inf for constant weights."""
+        return log_softplus(self.rho)
+
+    @property
+    def random(self) -> Tensor:
+        """Which weights are random; the others are constant."""
+        return self.rho != -math.inf
+
+    @property
+    def mean(self) -> Tensor:
+        """mu, with no gradient for constant weights."""
+        return torch.where(self.random, self.mu, self.mu.detach())
+
+    @property
+    def snr(self) -> Tensor:
+        """The signal-to-noise ratio |mu| / sigma, by which weights are pruned; 0 for a constant zero."""
+        return torch.where((self.mu == 0) & ~self.random, 0.0, self.mu.abs() / self.sigma)
+
+    @property
+    def numel(self) -> int:
+        """The number of weights."""
+        return self.mu.numel()
+
+    def weight(self, eps: Tensor) -> Tensor:
+        """w = mu + log(1 + exp(rho)) * eps."""
+        return self.mean + self.sigma * eps
+
+    def log_density(self, eps: Tensor) -> Tensor:
+        """log q(w|theta) of each weight at w = mu + sigma * eps.
+
+        Written with eps = (w - mu) / sigma: the paths through w and through mu cancel, and so does the subtraction that
+        would lose eps when sigma is far below the spacing of floats around mu.
+        """
+        return -0.5 * eps.square() - self.log_sigma - 0.5 * _LOG_2PI
+
+    def entropy(self) -> Tensor:
+        """The entropy of each weight's posterior, log(sigma) + log(2 pi e) / 2."""
+        return self.log_sigma + 0.5 * (_LOG_2PI + 1)
+
+
+@dataclass(frozen=True)
+class Relative:
+    """An initial sigma in proportion to |mu|, no smaller than ``floor``.
+
+    >>> Relative(0.1)(torch.tensor([2.0, 0.0]))
+    tensor([0.2000, 0.0010])
+    """
+
+    fraction: float
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive("Relative", fraction=self.fraction, floor=self.floor)
+
+    def __call__(self, mu: Tensor) -> Tensor:
+        """The initial sigma of each weight."""
+        return (self.fraction * mu.detach().abs()).clamp(min=self.floor)
+
+
+InitialSigma = float | Callable[[Tensor], Tensor]
+
+
+def initial_rho(mu: Tensor, sigma: InitialSigma) -> Tensor:
+    """rho such that log(1 + exp(rho)) = sigma: rho = sigma + log(1 - exp(-sigma))."""
+    wanted = sigma(mu) if callable(sigma) else torch.full_like(mu, sigma, requires_grad=False)
+    exact = wanted.double()
+    return (exact + torch.log(-torch.expm1(-exact))).to(mu.dtype)
+
+
+class Mirror(nn.Module):
+    """Tensors under given dotted names, so that the rho of ``layer.0.weight`` is itself called ``layer.0.weight``."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            *path, leaf = name.split(".")
+            node: nn.Module = self
+            for part in path:
+                if part not in node._modules:
+                    node.add_module(part, Mirror({}))
+                node = node.get_submodule(part)
+            if isinstance(tensor, nn.Parameter):
+                node.register_parameter(leaf, tensor)
+            else:
+                node.register_buffer(leaf, tensor)

@@ -1,0 +1,266 @@
+"""Prediction: P(y|x) = E_q[P(y|x,w)], the probabilities (never the log-probabilities) of many draws, averaged.
+
+The uncertainty splits in two. *Aleatoric* is what every drawn network agrees is noise; *epistemic* is what they
+disagree about, and what more data would remove. For classes the whole is the entropy and the epistemic part the mutual
+information of label and weights; for numbers the whole is the variance, split by the law of total variance.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributions, nn
+from torch.func import functional_call, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bayesbackprop._errors import check_count, check_probability
+from bayesbackprop.likelihoods import Likelihood
+
+# Gauss-Hermite nodes per component for the entropy of a mixture of Gaussians; 32 integrate it to about 1e-6.
+_NODES = 32
+# Halvings of the bracket around a quantile: more than the bits of a double.
+_HALVINGS = 60
+
+
+class Predictive(ABC):
+    """A predictive distribution: the uniform mixture of the distributions that ``draws`` networks give.
+
+    Its tensors have one row for each example. ``components`` is a ``torch.distributions`` object over all draws and
+    examples, one draw after the other.
+    """
+
+    def __init__(self, components: distributions.Distribution, draws: int) -> None:
+        self.components = components
+        self.draws = draws
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The predictive mean; for classes, their probabilities."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """The predictive variance, of both kinds together; for classes, of each class's indicator."""
+
+    @property
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """The entropy of the predictive distribution, in nats."""
+
+    @property
+    @abstractmethod
+    def aleatoric(self) -> Tensor:
+        """The part of the uncertainty that every draw agrees is noise."""
+
+    @property
+    @abstractmethod
+    def epistemic(self) -> Tensor:
+        """The part of the uncertainty that comes from not knowing the weights."""
+
+    @abstractmethod
+    def quantiles(self, q: Sequence[float]) -> Tensor:
+        """Quantiles ``[len(q), ...]``: of the target for numbers, over the draws of its probability for classes."""
+
+    @property
+    def stddev(self) -> Tensor:
+        """The square root of the variance."""
+        return self.variance.sqrt()
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """log P(y|x) of each element of the target: the logarithm of the mean probability over the draws."""
+        repeated = target.unsqueeze(0).expand(self.draws, *target.shape).flatten(0, 1)
+        return self._by_draw(self.components.log_prob(repeated)).logsumexp(0) - math.log(self.draws)
+
+    def _by_draw(self, values: Tensor) -> Tensor:
+        return values.reshape(self.draws, -1, *values.shape[1:])
+
+
+class ClassPredictive(Predictive):
+    """The predictive distribution of classes (probabilities on the last dimension) or of yes and no."""
+
+    components: distributions.Categorical | distributions.Bernoulli
+
+    @property
+    def probs(self) -> Tensor:
+        """The predictive probabilities."""
+        return self._by_draw(self.components.probs).mean(0)
+
+    mean = probs
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class, or 1 where yes is more probable than no."""
+        if isinstance(self.components, distributions.Categorical):
+            return self.probs.argmax(-1)
+        return (self.probs > 0.5).long()
+
+    @property
+    def variance(self) -> Tensor:
+        return self.probs * (1 - self.probs)
+
+    @property
+    def entropy(self) -> Tensor:
+        mixture: Tensor = type(self.components)(probs=self.probs).entropy()  # type: ignore[no-untyped-call]
+        return mixture
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The expected entropy, E_w H[y|x,w]."""
+        return self._by_draw(self.components.entropy()).mean(0)  # type: ignore[no-untyped-call]
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The mutual information I[y; w|x] = H[y|x] - E_w H[y|x,w]."""
+        return (self.entropy - self.aleatoric).clamp(min=0)  # below 0 only by rounding
+
+    def quantiles(self, q: Sequence[float]) -> Tensor:
+        probs = self._by_draw(self.components.probs)
+        return probs.quantile(_levels(q, probs), dim=0)
+
+
+class ValuePredictive(Predictive):
+    """The predictive distribution of numbers: a mixture of, say, Gaussians."""
+
+    @property
+    def mean(self) -> Tensor:
+        return self._by_draw(self.components.mean).mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.aleatoric + self.epistemic
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The expected variance, E_w Var[y|x,w]."""
+        return self._by_draw(self.components.variance).mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The variance of the expectation, Var_w E[y|x,w]."""
+        return self._by_draw(self.components.mean).var(0, correction=0)
+
+    @property
+    def entropy(self) -> Tensor:
+        """By Gauss-Hermite quadrature under each Gaussian component."""
+        if not isinstance(self.components, distributions.Normal):
+            raise NotImplementedError(f"The entropy of a mixture of {type(self.components).__name__} is not available.")
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+        mean, scale = self._by_draw(self.components.mean), self._by_draw(self.components.stddev)
+        total = torch.zeros_like(mean[0])
+        for node, weight in zip(nodes, weights / weights.sum(), strict=True):
+            for k in range(self.draws):  # a loop, so that memory stays that of the components
+                total -= weight / self.draws * self.log_prob(mean[k] + node * scale[k])
+        return total
+
+    def quantiles(self, q: Sequence[float]) -> Tensor:
+        """Where the mixture's distribution function is q, by bisection between the extremes of the components."""
+        return torch.stack([self._quantile(float(level)) for level in _levels(q, self.mean)])
+
+    def _quantile(self, level: float) -> Tensor:
+        each = self._by_draw(self.components.icdf(torch.full_like(self.components.mean, level)))
+        low, high = each.amin(0), each.amax(0)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            repeated = middle.unsqueeze(0).expand(self.draws, *middle.shape).flatten(0, 1)
+            below = self._by_draw(self.components.cdf(repeated)).mean(0) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+
+class Ensemble:
+    """A fixed set of weight draws: ``ensemble(x)`` gives their outputs ``[draws, ...]``, ``predict`` averages them."""
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor]) -> None:
+        self.net = net
+        self.likelihood = likelihood
+        self.weights = dict(weights)
+        self.draws = len(next(iter(self.weights.values())))
+
+    def __call__(self, *args: Any, memory: int = 2**30, **kwargs: Any) -> Any:
+        """The outputs of all the draws, stacked along a new first dimension."""
+        check_count("Ensemble", memory=memory)
+
+        def run(weights: dict[str, Tensor]) -> Any:
+            return functional_call(self.net, weights, args, kwargs)
+
+        return over_draws(self.net, run, self.weights, self.draws, memory)
+
+    def predict(self, *args: Any, memory: int = 2**30, **kwargs: Any) -> Predictive:
+        """The predictive distribution of the ensemble."""
+        return predictive(self.likelihood, self(*args, memory=memory, **kwargs), self.draws)
+
+
+def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
+    """The predictive distribution from outputs ``[draws, B, ...]``."""
+    components = likelihood.distribution(tree_map(lambda output: output.flatten(0, 1), outputs))
+    if isinstance(components, (distributions.Categorical, distributions.Bernoulli)):
+        return ClassPredictive(components, draws)
+    return ValuePredictive(components, draws)
+
+
+def over_draws(net: nn.Module, run: Callable[[Any], Any], each: Any, draws: int, memory: int) -> Any:
+    """``run`` on every entry of ``each`` (tensors with a leading dimension of ``draws``), stacked.
+
+    The first runs alone and shows how much one needs; the rest run in parallel by ``vmap``, as many at a time as fit
+    into ``memory`` bytes. Where a layer has no ``vmap`` rule (recurrent ones) they run one after the other.
+    """
+    with _evaluating(net):
+        with _Allocations() as allocations:
+            results = [_unsqueezed(run(tree_map(lambda item: item[0], each)))]
+        at_a_time = max(1, min(memory // max(1, allocations.total), draws))
+        start, parallel = 1, at_a_time > 1
+        while start < draws:
+            stop = min(draws, start + at_a_time) if parallel else start + 1
+            chunk = tree_map(lambda item: item[start:stop], each)  # noqa: B023
+            if parallel:
+                try:
+                    results.append(vmap(run, randomness="different")(chunk))
+                except RuntimeError:  # the first draw ran, so it is vmap that cannot
+                    parallel = False
+                    continue
+            else:
+                results.append(_unsqueezed(run(tree_map(lambda item: item[0], chunk))))
+            start = stop
+        return tree_map(lambda *parts: torch.cat(parts), *results)
+
+
+class _Allocations(TorchDispatchMode):
+    """Adds up the bytes of all results while active: no less than what they can hold at any one time."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.total += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients, and every module back to the mode it was in."""
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _unsqueezed(outputs: Any) -> Any:
+    return tree_map(lambda output: output.unsqueeze(0), outputs)
+
+
+def _levels(q: Sequence[float], like: Tensor) -> Tensor:
+    for level in q:
+        check_probability("quantiles", q=level)
+    return torch.as_tensor(list(q), dtype=like.dtype, device=like.device)

@@ -1,0 +1,156 @@
+"""Priors P(w) on a single weight; every weight of a parameter has the same.
+
+A prior is abstract (:class:`Prior`) or final; it is a frozen value without tensors. What it is centred on is not its
+business: the network subtracts the centre before it asks.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from bayesbackprop._errors import check_positive, check_probability, invalid, tensor_shape
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Prior(ABC):
+    """A density on one weight, centred on 0."""
+
+    @abstractmethod
+    def log_density(self, w: Tensor) -> Tensor:
+        """log P(w), element by element."""
+
+    def expected_log_density(self, mu: Tensor, sigma: Tensor) -> Tensor:  # noqa: ARG002
+        """E[log P(w)] for w ~ N(mu, sigma^2), element by element, where it has a closed form."""
+        raise invalid(
+            "complexity",
+            "FreeEnergy",
+            f"'sampled' where the prior is {self}, whose expectation has no closed form (Normal and Laplace have one)",
+            "closed",
+        )
+
+
+@dataclass(frozen=True)
+class Normal(Prior):
+    """A Gaussian, P(w) = N(w | 0, sigma^2).
+
+    >>> Normal(0.1).log_density(torch.tensor(0.0))
+    tensor(1.3836)
+    """
+
+    sigma: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("Normal", sigma=self.sigma)
+
+    def log_density(self, w: Tensor) -> Tensor:
+        return _normal_log_density(w, self.sigma)
+
+    def expected_log_density(self, mu: Tensor, sigma: Tensor) -> Tensor:
+        """-((mu^2 + sigma^2) / s^2 + log(2 pi s^2)) / 2."""
+        return self.log_density(mu) - 0.5 * (sigma / self.sigma).square()
+
+
+@dataclass(frozen=True)
+class ScaleMixture(Prior):
+    """The paper's prior (7), pi N(w | 0, sigma1^2) + (1 - pi) N(w | 0, sigma2^2): a slab and a spike.
+
+    The defaults are the middle of the grid the paper searched.
+
+    >>> ScaleMixture(pi=0.25, sigma1=1.0, sigma2=0.01).log_density(torch.tensor([0.0, 3.0]))
+    tensor([ 3.4018, -6.8052])
+    """
+
+    pi: float = 0.5
+    sigma1: float = math.exp(-1)
+    sigma2: float = math.exp(-7)
+
+    def __post_init__(self) -> None:
+        check_probability("ScaleMixture", pi=self.pi)
+        check_positive("ScaleMixture", sigma1=self.sigma1, sigma2=self.sigma2)
+
+    def log_density(self, w: Tensor) -> Tensor:
+        slab = _normal_log_density(w, self.sigma1) + _log(self.pi)
+        spike = _normal_log_density(w, self.sigma2) + _log(1 - self.pi)
+        return torch.logaddexp(slab, spike)
+
+
+@dataclass(frozen=True)
+class Laplace(Prior):
+    """A double exponential, P(w) = exp(-|w| / scale) / (2 scale).
+
+    >>> Laplace(1.0).log_density(torch.tensor([0.5, -1.0]))
+    tensor([-1.1931, -1.6931])
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("Laplace", scale=self.scale)
+
+    def log_density(self, w: Tensor) -> Tensor:
+        return -w.abs() / self.scale - math.log(2 * self.scale)
+
+    def expected_log_density(self, mu: Tensor, sigma: Tensor) -> Tensor:
+        """-E|w| / scale - log(2 scale), with E|w| = sigma sqrt(2/pi) exp(-z^2/2) + mu erf(z/sqrt(2)), z = mu/sigma."""
+        z = mu / sigma
+        folded = sigma * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mu * torch.erf(z / math.sqrt(2))
+        return -folded / self.scale - math.log(2 * self.scale)
+
+
+@dataclass(frozen=True)
+class LogDensity(Prior):
+    """Any prior: ``function`` gives log P(w) element by element, differentiably.
+
+    >>> cauchy = LogDensity(lambda w: -torch.log1p(w.square()) - math.log(math.pi), name="Cauchy")
+    >>> cauchy
+    LogDensity(Cauchy)
+    """
+
+    function: Callable[[Tensor], Tensor]
+    name: str = "custom"
+
+    def __repr__(self) -> str:
+        return f"LogDensity({self.name})"
+
+    def log_density(self, w: Tensor) -> Tensor:
+        density = self.function(w)
+        if not isinstance(density, Tensor) or density.shape != w.shape:
+            got = tensor_shape(density) if isinstance(density, Tensor) else density
+            raise invalid(
+                "function", repr(self), f"a function whose result has the weights' shape {list(w.shape)}", got
+            )
+        return density
+
+
+_BY_NAME: dict[str, type[Prior]] = {kind.__name__: kind for kind in (Normal, ScaleMixture, Laplace)}
+
+
+def describe(prior: Prior) -> dict[str, object]:
+    """A prior as plain data for a file; a user's function cannot be written, only its name."""
+    if isinstance(prior, LogDensity):
+        return {"kind": "LogDensity", "name": prior.name}
+    return {"kind": type(prior).__name__, **asdict(prior)}  # type: ignore[call-overload]
+
+
+def from_description(description: dict[str, object]) -> Prior | None:
+    """The prior that :func:`describe` described, or None for a user's function."""
+    numbers = dict(description)
+    kind = numbers.pop("kind", None)
+    if kind == "LogDensity":
+        return None
+    if kind not in _BY_NAME:
+        raise invalid("prior", "the file", f"one of {sorted(_BY_NAME)}", kind)
+    return _BY_NAME[str(kind)](**numbers)
+
+
+def _normal_log_density(w: Tensor, sigma: float) -> Tensor:
+    return -0.5 * (w / sigma).square() - (math.log(sigma) + 0.5 * _LOG_2PI)
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else -math.inf
