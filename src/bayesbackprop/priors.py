@@ -62,7 +62,7 @@ class ScaleMixture(Prior):
     The defaults are the middle of the grid the paper searched.
 
     >>> ScaleMixture(pi=0.25, sigma1=1.0, sigma2=0.01).log_density(torch.tensor([0.0, 3.0]))
-    tensor([ 3.4018, -6.8052])
+    tensor([ 3.4019, -6.8052])
     """
 
     pi: float = 0.5
