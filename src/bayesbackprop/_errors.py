@@ -37,6 +37,20 @@ def check_positive(owner: str, **values: object) -> None:
             raise invalid(name, owner, "a float in (0, inf)", value)
 
 
+def check_not_negative(owner: str, **values: object) -> None:
+    """Refuse whatever is not a finite number of at least 0."""
+    for name, value in values.items():
+        if not _is_number(value) or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+            raise invalid(name, owner, "a float in [0, inf)", value)
+
+
+def check_callable(owner: str, **values: object) -> None:
+    """Refuse whatever cannot be called."""
+    for name, value in values.items():
+        if not callable(value):
+            raise invalid(name, owner, "a function", value)
+
+
 def check_probability(owner: str, **values: object) -> None:
     """Refuse whatever is not a number in [0, 1]."""
     for name, value in values.items():

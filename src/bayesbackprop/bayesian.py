@@ -245,10 +245,11 @@ def _initial_rhos(
         if rho.shape != mu.shape or not bool(rho.isfinite().all()):
             raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", tensor_shape(rho))
         rhos[name] = rho
-    for name, module in net.named_modules():
-        weight = f"{name}.weight" if name else "weight"
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None and weight in rhos:
-            rhos[weight][module.padding_idx] = -torch.inf  # padding stays what it is: a constant
+    for module in net.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
+            for name, rho in rhos.items():
+                if net.get_parameter(name) is module.weight:
+                    rho[module.padding_idx] = -torch.inf  # padding stays what it is: a constant
     return rhos
 
 
@@ -259,7 +260,7 @@ def _centres(
         return {}
     if centre == "net":
         return {name: net.get_parameter(name).detach().clone() for name in names}
-    if not isinstance(centre, Mapping) or set(centre) < set(names):
+    if not isinstance(centre, Mapping) or not set(names) <= set(centre) <= set(net.state_dict()):
         raise invalid("centre", "Bayesian", f"None, 'net' or a mapping with a tensor for each of {names}", centre)
     chosen: dict[str, Tensor] = {}
     for name in names:

@@ -38,15 +38,24 @@ def geometric(batches: int) -> Tensor:
     return torch.exp2(-i) / -math.expm1(-batches * math.log(2))
 
 
-def minibatch_weights(scheme: str | Sequence[float] | Tensor, batches: int) -> Tensor:
-    """The pi_i of an epoch of ``batches`` minibatches, checked: in [0, 1], summing to 1."""
+def minibatch_weights(scheme: str | Sequence[float] | Tensor, n: int, batch_size: int) -> Tensor:
+    """The pi_i of an epoch over ``n`` examples, checked: one per minibatch, in [0, 1], summing to 1.
+
+    A sequence may leave out a short last minibatch, as ``DataLoader(drop_last=True)`` does.
+    """
     owner = "FreeEnergy"
-    if isinstance(scheme, str):
-        if scheme != "geometric":
-            raise invalid("minibatch_weights", owner, "'uniform', 'geometric' or a sequence that sums to 1", scheme)
+    full, short = divmod(n, batch_size)
+    batches = full + bool(short)
+    if isinstance(scheme, str) and scheme == "geometric":
         return geometric(batches)
-    weights = torch.as_tensor(scheme, dtype=torch.float64)
-    if weights.dim() != 1 or len(weights) != batches:
+    try:
+        weights = torch.as_tensor(scheme, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        constraint = "'uniform', 'geometric' or a sequence that sums to 1"
+        raise invalid("minibatch_weights", owner, constraint, scheme) from error
+    if weights.dim() == 0:
+        raise invalid("minibatch_weights", owner, "'uniform', 'geometric' or a sequence that sums to 1", scheme)
+    if weights.dim() != 1 or len(weights) not in (batches, full):
         raise invalid(
             "minibatch_weights",
             owner,

@@ -35,27 +35,28 @@ ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 
 class Operation(NamedTuple):
-    """Where a bilinear operation has its inputs, weight and bias, and which dimension counts its channels."""
+    """The arguments of a bilinear operation in their order, and which dimension counts its channels.
 
-    inputs: tuple[int, ...]
-    weight: int
-    bias: int | None
+    ``linear_in`` are the arguments besides the weight that the operation is linear in.
+    """
+
+    arguments: tuple[str, ...]
+    linear_in: tuple[str, ...]
     channel: int
 
 
-_LINEAR = Operation(inputs=(0,), weight=1, bias=2, channel=-1)
-_CONVOLUTION = {d: Operation(inputs=(0,), weight=1, bias=2, channel=-1 - d) for d in (1, 2, 3)}
+_CONVOLUTION = {d: Operation(("input", "weight", "bias"), ("input",), channel=-1 - d) for d in (1, 2, 3)}
 
 OPERATIONS: dict[Callable[..., Any], Operation] = {
-    F.linear: _LINEAR,
-    F.bilinear: Operation(inputs=(0, 1), weight=2, bias=3, channel=-1),
+    F.linear: Operation(("input", "weight", "bias"), ("input",), channel=-1),
+    F.bilinear: Operation(("input1", "input2", "weight", "bias"), ("input1", "input2"), channel=-1),
     F.conv1d: _CONVOLUTION[1],
     F.conv2d: _CONVOLUTION[2],
     F.conv3d: _CONVOLUTION[3],
     F.conv_transpose1d: _CONVOLUTION[1],
     F.conv_transpose2d: _CONVOLUTION[2],
     F.conv_transpose3d: _CONVOLUTION[3],
-    F.embedding: Operation(inputs=(), weight=1, bias=None, channel=-1),  # the input is an index, a one-hot vector
+    F.embedding: Operation(("input", "weight"), (), channel=-1),  # the input is an index: a one-hot vector
 }
 
 # The layers whose forward is one operation of the table on their own ``weight`` and ``bias``. It only serves to say in
@@ -75,6 +76,8 @@ _LAYERS: tuple[type[nn.Module], ...] = (
 
 def treats(module: nn.Module) -> bool:
     """Whether ``local`` and ``flipout`` have a rule for this layer."""
+    if isinstance(module, nn.Embedding) and module.sparse:
+        return False  # a sparse gradient has no square
     return any(isinstance(module, layer) and type(module).forward is layer.forward for layer in _LAYERS)
 
 
@@ -113,35 +116,26 @@ class Estimating(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         operation = OPERATIONS.get(func)
-        if operation is not None and operation.weight < len(args):
-            site = self._site(args[operation.weight])
+        if operation is not None:
+            named = dict(zip(operation.arguments, args, strict=False))
+            named.update({name: kwargs[name] for name in operation.arguments if name in kwargs})
+            site = self._site(named.get("weight"))
             if site is not None:
-                return self._apply(func, operation, site, args, kwargs)
-        result = func(*args, **kwargs)
-        if _any_tensor(result) and (self._has_site(args) or self._has_site(kwargs)):
-            result = func(*self._drawn(args), **self._drawn(kwargs))
-        return result
+                rest = args[len(operation.arguments) :]
+                options = {name: value for name, value in kwargs.items() if name not in named}
 
-    def _apply(
-        self, func: Callable[..., Any], op: Operation, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
-        bias_at = op.bias if op.bias is not None and op.bias < len(args) else None
-        bias = None if bias_at is None else args[bias_at]
-        bias_site = self._site(bias)
+                def call(**replaced: Tensor | None) -> Tensor:
+                    output: Tensor = func(*(named | replaced).values(), *rest, **options)
+                    return output
+
+                return self._apply(call, operation, site, named)
+        return func(*self._drawn(args), **self._drawn(kwargs))
+
+    def _apply(self, call: Callable[..., Tensor], operation: Operation, site: Site, named: dict[str, Any]) -> Tensor:
         # A bias without a rule is an ordinary number, or drawn already: it belongs to the mean alone.
-
-        def call(inputs: list[Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:
-            replaced = list(args)
-            for position, value in zip(op.inputs, inputs, strict=True):
-                replaced[position] = value
-            replaced[op.weight] = weight
-            if bias_at is not None:
-                replaced[bias_at] = bias
-            output: Tensor = func(*replaced, **kwargs)
-            return output
-
-        inputs = [args[position] for position in op.inputs]
-        mean = call(inputs, site.q.mean, bias if bias_site is None else bias_site.q.mean)
+        bias = self._site(named.get("bias"))
+        has_bias = "bias" in named
+        mean = call(weight=site.q.mean, **({"bias": bias.q.mean} if bias else {}))
         if site.rule == "local":
             if site.name in self._called:
                 raise RuntimeError(
@@ -149,18 +143,21 @@ class Estimating(TorchFunctionMode):
                     f"calls would see different weights; give this parameter 'shared' or 'flipout' instead."
                 )
             self._called.add(site.name)
-            bias_variance = None if bias_site is None else bias_site.q.sigma.square()
-            variance = call([x.square() for x in inputs], site.q.sigma.square(), bias_variance)
+            replaced: dict[str, Tensor | None] = {name: named[name].square() for name in operation.linear_in}
+            if has_bias:
+                replaced["bias"] = bias.q.sigma.square() if bias else None
+            variance = call(weight=site.q.sigma.square(), **replaced)
             zeta = self._noise(noise.normal, tuple(mean.shape), site, Role.ACTIVATION, mean)
             return mean + _sqrt(variance) * zeta
-        flipped = inputs
-        if inputs:
-            x = inputs[0]
-            s = self._noise(noise.signs, _sign_shape(x, op.channel), site, Role.INPUT_SIGN, x)
-            flipped = [s * x, *inputs[1:]]
-        bias_deviation = None if bias_site is None else bias_site.q.sigma * bias_site.draw().eps
-        deviation = call(flipped, site.q.sigma * site.draw().eps, bias_deviation)
-        r = self._noise(noise.signs, _sign_shape(mean, op.channel), site, Role.OUTPUT_SIGN, mean)
+        replaced = {}
+        if operation.linear_in:
+            x = named[operation.linear_in[0]]
+            s = self._noise(noise.signs, _sign_shape(x, operation.channel), site, Role.INPUT_SIGN, x)
+            replaced[operation.linear_in[0]] = s * x
+        if has_bias:
+            replaced["bias"] = bias.q.sigma * bias.draw().eps if bias else None
+        deviation = call(weight=site.q.sigma * site.draw().eps, **replaced)
+        r = self._noise(noise.signs, _sign_shape(mean, operation.channel), site, Role.OUTPUT_SIGN, mean)
         return mean + r * deviation
 
     def _noise(
@@ -170,13 +167,6 @@ class Estimating(TorchFunctionMode):
 
     def _site(self, value: Any) -> Site | None:
         return self._sites.get(value) if isinstance(value, Tensor) else None
-
-    def _has_site(self, value: Any) -> bool:
-        if isinstance(value, (tuple, list)):
-            return any(self._has_site(item) for item in value)
-        if isinstance(value, dict):
-            return any(self._has_site(item) for item in value.values())
-        return self._site(value) is not None
 
     def _drawn(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -200,9 +190,3 @@ def _sqrt(variance: Tensor) -> Tensor:
     """sqrt, with gradient 0 instead of NaN where the variance is exactly 0 (a dead unit, an all-zero input)."""
     positive = variance > 0
     return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
-
-
-def _any_tensor(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(_any_tensor(item) for item in value)
-    return isinstance(value, Tensor)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions, nn
 
-from bayesbackprop._errors import Described, check_positive, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_callable, check_positive, invalid, tensor_shape
 from bayesbackprop.posterior import log_softplus, softplus
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -29,10 +29,6 @@ class Likelihood(nn.Module, ABC):
     @abstractmethod
     def distribution(self, output: Any) -> distributions.Distribution:
         """P(y|x,w) as a distribution with one value for each element of a target."""
-
-    def describe(self) -> dict[str, object]:
-        """The likelihood as plain data for a file."""
-        return {"kind": type(self).__name__}
 
 
 class Categorical(Likelihood):
@@ -114,9 +110,6 @@ class Gaussian(Likelihood):
         mean, scale, _ = self._moments(output)
         return distributions.Normal(mean, scale.expand_as(mean))
 
-    def describe(self) -> dict[str, object]:
-        return {"kind": "Gaussian", "noise": self.noise}
-
     def _moments(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         _check_output(self, output)
         if self.noise == "per-input":
@@ -148,6 +141,9 @@ class LogLikelihood(Likelihood):
         name: str = "custom",
     ) -> None:
         super().__init__()
+        check_callable("LogLikelihood", function=function)
+        if predictive is not None:
+            check_callable("LogLikelihood", predictive=predictive)
         self.function = function
         self.predictive = predictive
         self.name = name
@@ -166,17 +162,24 @@ class LogLikelihood(Likelihood):
             raise invalid("predictive", "LogLikelihood", constraint, None)
         return self.predictive(output)
 
-    def describe(self) -> dict[str, object]:
-        return {"kind": "LogLikelihood", "name": self.name}
+
+_BY_NAME: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Categorical, Bernoulli, Gaussian)}
 
 
-def from_description(description: dict[str, object]) -> Likelihood | None:
-    """The likelihood that ``describe`` described, or None for a user's own."""
-    kind = description.get("kind")
-    if kind == "Gaussian":
-        return Gaussian(description["noise"])  # type: ignore[arg-type]
-    simple: dict[object, type[Likelihood]] = {"Categorical": Categorical, "Bernoulli": Bernoulli}
-    return simple[kind]() if kind in simple else None
+def describe(likelihood: Likelihood) -> dict[str, object]:
+    """A likelihood as plain data for a file, without its tensors; of a user's own only what it is called."""
+    if type(likelihood) not in _BY_NAME.values():
+        return {"kind": "own", "name": getattr(likelihood, "name", type(likelihood).__name__)}
+    arguments = {"noise": likelihood.noise} if isinstance(likelihood, Gaussian) else {}
+    return {"kind": type(likelihood).__name__, **arguments}
+
+
+def from_description(description: dict[str, Any]) -> Likelihood | None:
+    """The likelihood that :func:`describe` described, or None for a user's own."""
+    if description["kind"] == "own":
+        return None
+    arguments = {"noise": description["noise"]} if description["kind"] == "Gaussian" else {}
+    return _BY_NAME[description["kind"]](**arguments)
 
 
 def _check_output(likelihood: Likelihood, output: object, least_dims: int = 1) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bayesbackprop._errors import Described, check_count, check_finite, check_positive, invalid
+from bayesbackprop._errors import Described, check_count, check_finite, check_not_negative, invalid
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 
@@ -85,8 +85,7 @@ class FreeEnergy(nn.Module):
             raise invalid("model", _OWNER, "a Bayesian", model)
         check_count(_OWNER, n=n, draws=draws)
         check_count(_OWNER, least=0, warmup=warmup)
-        if temperature != 0:
-            check_positive(_OWNER, temperature=temperature)
+        check_not_negative(_OWNER, temperature=temperature)
         if complexity not in ("sampled", "closed"):
             raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
         self.model = model
@@ -113,11 +112,8 @@ class FreeEnergy(nn.Module):
             batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
         """
         args, kwargs = _arguments(inputs)
-        for value in tree_leaves((inputs, targets)):
-            if isinstance(value, Tensor):
-                if value.dim() and len(value) == 0:
-                    raise invalid("inputs", _OWNER, "a minibatch of at least one example", Described("an empty one"))
-                check_finite("inputs", _OWNER, value)
+        _check_batch("inputs", (args, kwargs))
+        _check_batch("targets", targets)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
         step = self.step + 1
@@ -144,7 +140,8 @@ class FreeEnergy(nn.Module):
         if examples > self.n:
             constraint = f"the size of the training set, at least the {examples} examples of this minibatch"
             raise invalid("n", _OWNER, constraint, self.n)
-        warm = (self.step + 1).double().div(self.warmup).clamp(max=1) if self.warmup else torch.ones_like(self.step)
+        step = self.step.double() + 1
+        warm = (step / self.warmup).clamp(max=1) if self.warmup else torch.ones_like(step)
         return self.temperature * warm * self._share_per_example(examples, batch)
 
     def _share_per_example(self, examples: int, batch: int | None) -> float | Tensor:
@@ -156,7 +153,7 @@ class FreeEnergy(nn.Module):
             return 1 / self.n
         assert self.batch_size is not None
         batches = len(self._pi)
-        if not isinstance(batch, int) or not 0 <= batch < batches:
+        if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch < batches:
             raise invalid("batch", _OWNER, f"the number of the minibatch in its epoch, an int in [0, {batches})", batch)
         size = min(self.batch_size, self.n - batch * self.batch_size)
         if examples != size:
@@ -174,9 +171,15 @@ class FreeEnergy(nn.Module):
         check_count(_OWNER, batch_size=self.batch_size)
         if self.batch_size > self.n:
             raise invalid("batch_size", _OWNER, f"at most n={self.n}", self.batch_size)
-        full, short = divmod(self.n, self.batch_size)
-        dropped = not isinstance(scheme, str) and len(scheme) == full  # as with DataLoader(drop_last=True)
-        return checked_weights(scheme, full if dropped else full + bool(short))
+        return checked_weights(scheme, self.n, self.batch_size)
+
+
+def _check_batch(parameter: str, values: Any) -> None:
+    for value in tree_leaves(values):
+        if isinstance(value, Tensor):
+            if value.dim() and len(value) == 0:
+                raise invalid(parameter, _OWNER, "a minibatch of at least one example", Described("an empty one"))
+            check_finite(parameter, _OWNER, value)
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

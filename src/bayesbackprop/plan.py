@@ -33,7 +33,9 @@ class Entry:
 
 
 def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -> dict[str, T]:
-    """One value for each name, from one value for all or from a mapping of patterns; the first that matches counts.
+    """One value for each name, from one value for all or from a mapping of names and patterns.
+
+    A parameter's own name counts before patterns, and of those the first that matches.
 
     >>> per_parameter({"*.bias": 1.0, "*": 0.1}, ["0.weight", "0.bias"], "sigma")
     {'0.weight': 0.1, '0.bias': 1.0}
@@ -41,12 +43,13 @@ def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -
     if not isinstance(spec, Mapping):
         return dict.fromkeys(names, spec)
     for pattern in spec:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
             constraint = f"a mapping whose names or patterns match Bayesian parameters, which are {names}"
             raise invalid(parameter, "Bayesian", constraint, pattern)
     values: dict[str, T] = {}
     for name in names:
-        matching = [value for pattern, value in spec.items() if fnmatchcase(name, pattern)]
+        exact = [spec[name]] if name in spec else []  # a name may itself hold the letters of a pattern
+        matching = exact + [value for pattern, value in spec.items() if fnmatchcase(name, pattern)]
         if not matching:
             constraint = f"a mapping that covers '{name}' too (add a pattern '*' for the rest)"
             raise invalid(parameter, "Bayesian", constraint, Described(f"only {list(spec)}"))

@@ -8,11 +8,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import check_positive, check_probability, invalid, tensor_shape
+from bayesbackprop._errors import check_callable, check_positive, check_probability, invalid, tensor_shape
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -97,7 +98,8 @@ class Laplace(Prior):
 
     def expected_log_density(self, mu: Tensor, sigma: Tensor) -> Tensor:
         """-E|w| / scale - log(2 scale), with E|w| = sigma sqrt(2/pi) exp(-z^2/2) + mu erf(z/sqrt(2)), z = mu/sigma."""
-        z = mu / sigma
+        # Beyond |z| = 40 the exponential is 0 and erf is 1 in every precision; so far a sigma that underflows is kept.
+        z = mu / torch.maximum(sigma, mu.detach().abs() / 40).clamp(min=torch.finfo(mu.dtype).tiny)
         folded = sigma * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mu * torch.erf(z / math.sqrt(2))
         return -folded / self.scale - math.log(2 * self.scale)
 
@@ -113,6 +115,9 @@ class LogDensity(Prior):
 
     function: Callable[[Tensor], Tensor]
     name: str = "custom"
+
+    def __post_init__(self) -> None:
+        check_callable("LogDensity", function=self.function)
 
     def __repr__(self) -> str:
         return f"LogDensity({self.name})"
@@ -131,21 +136,17 @@ _BY_NAME: dict[str, type[Prior]] = {kind.__name__: kind for kind in (Normal, Sca
 
 
 def describe(prior: Prior) -> dict[str, object]:
-    """A prior as plain data for a file; a user's function cannot be written, only its name."""
-    if isinstance(prior, LogDensity):
-        return {"kind": "LogDensity", "name": prior.name}
-    return {"kind": type(prior).__name__, **asdict(prior)}  # type: ignore[call-overload]
+    """A prior as plain data for a file; of a user's own only what it is called."""
+    if type(prior) in _BY_NAME.values():
+        return {"kind": type(prior).__name__, **asdict(prior)}  # type: ignore[call-overload]
+    return {"kind": "own", "name": repr(prior)}
 
 
-def from_description(description: dict[str, object]) -> Prior | None:
-    """The prior that :func:`describe` described, or None for a user's function."""
+def from_description(description: dict[str, Any]) -> Prior | None:
+    """The prior that :func:`describe` described, or None for a user's own."""
     numbers = dict(description)
-    kind = numbers.pop("kind", None)
-    if kind == "LogDensity":
-        return None
-    if kind not in _BY_NAME:
-        raise invalid("prior", "the file", f"one of {sorted(_BY_NAME)}", kind)
-    return _BY_NAME[str(kind)](**numbers)
+    kind = numbers.pop("kind")
+    return None if kind == "own" else _BY_NAME[kind](**numbers)
 
 
 def _normal_log_density(w: Tensor, sigma: float) -> Tensor:

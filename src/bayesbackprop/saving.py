@@ -2,8 +2,8 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,40 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._errors import Described, invalid
+from bayesbackprop._errors import Described, invalid, tensor_shape
 from bayesbackprop._version import __version__
 from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.estimators import Estimator
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.priors import Prior
 
 # The layout of the file. Raised when an older library could not read it.
 _FORMAT = 1
 _KEY = "bayesbackprop"
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """What a file says besides its tensors."""
+
+    seed: int
+    centred: bool
+    likelihood: Likelihood | None
+    priors: dict[str, Prior | None]
+    estimators: dict[str, Estimator]
+
+    @staticmethod
+    def parse(data: dict[str, Any]) -> "_Metadata":
+        if not isinstance(data["format"], int) or data["format"] > _FORMAT:
+            raise ValueError(f"format {data['format']}, written by bayesbackprop {data.get('version')}")
+        parameters: dict[str, dict[str, Any]] = data["parameters"]
+        return _Metadata(
+            seed=data["seed"],
+            centred=data["centred"],
+            likelihood=likelihoods.from_description(data["likelihood"]),
+            priors={name: priors.from_description(entry["prior"]) for name, entry in parameters.items()},
+            estimators={name: entry["estimator"] for name, entry in parameters.items()},
+        )
 
 
 def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
@@ -31,7 +56,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
         "version": __version__,
         "seed": model.seed,
         "centred": model.has_centre,
-        "likelihood": model.likelihood.describe(),
+        "likelihood": likelihoods.describe(model.likelihood),
         "parameters": {
             name: {"prior": priors.describe(entry.prior), "estimator": entry.estimator}
             for name, entry in bayesian.items()
@@ -40,14 +65,12 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
     }
     tensors = {name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        safetensors.torch.save_file(tensors, temporary, metadata={_KEY: json.dumps(metadata)})
+        temporary.write_bytes(safetensors.torch.save(tensors, metadata={_KEY: json.dumps(metadata)}))
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load(
@@ -65,26 +88,30 @@ def load(
         likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
         prior: Needed where the model had a prior of the user's own.
     """
+    if not isinstance(net, nn.Module):
+        raise invalid("net", "load", "a torch.nn.Module", net)
     metadata, tensors = _read(path)
-    described: dict[str, dict[str, Any]] = metadata["parameters"]
-    likelihood = likelihood or likelihoods.from_description(metadata["likelihood"])
+    likelihood = likelihood or metadata.likelihood
     if likelihood is None:
-        raise invalid("likelihood", "load", f"given, since the file's is your own {metadata['likelihood']}", None)
+        raise invalid("likelihood", "load", "given, since the file has one of your own, which it cannot hold", None)
+    for name, parameter in likelihood.named_parameters():
+        if likelihood is metadata.likelihood and f"likelihood.{name}" in tensors:
+            parameter.data = parameter.data.to(tensors[f"likelihood.{name}"].dtype)
     if prior is None:
-        known = {name: priors.from_description(entry["prior"]) for name, entry in described.items()}
-        own = sorted(name for name, value in known.items() if value is None)
+        own = sorted(name for name, value in metadata.priors.items() if value is None)
         if own:
-            raise invalid("prior", "load", f"given, since the file's is your own LogDensity for {own}", None)
-        prior = {name: value for name, value in known.items() if value is not None}
+            raise invalid("prior", "load", f"given, since the file has one of your own for {own}", None)
+        prior = {name: value for name, value in metadata.priors.items() if value is not None}
+    _check_names(path, list(metadata.priors), net)
     model = Bayesian(
         net,
         likelihood,
         prior,
-        estimator={name: entry["estimator"] for name, entry in described.items()},
-        select=lambda name, _: name in described,
+        estimator=metadata.estimators,
+        select=lambda name, _: name in metadata.priors,
         normalisation=True,
-        centre="net" if metadata["centred"] else None,
-        seed=metadata["seed"],
+        centre="net" if metadata.centred else None,
+        seed=metadata.seed,
     )
     targets = _tensors(model)
     _check_same(path, tensors, targets)
@@ -100,7 +127,7 @@ def _tensors(model: Bayesian) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name in saved}
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: str | os.PathLike[str]) -> tuple[_Metadata, dict[str, Tensor]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)
@@ -110,11 +137,17 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tenso
     if text is None:
         got = Described(f"{path}, a safetensors file of another program")
         raise invalid("path", "load", "a file that bayesbackprop.save wrote", got)
-    metadata: dict[str, Any] = json.loads(text)
-    if metadata["format"] > _FORMAT:
-        got = Described(f"format {metadata['format']}, written by bayesbackprop {metadata['version']}")
-        raise invalid("path", "load", f"a file of format {_FORMAT} or older (update bayesbackprop)", got)
-    return metadata, tensors
+    try:
+        return _Metadata.parse(json.loads(text)), tensors
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        got = Described(f"{path} ({type(error).__name__}: {error})")
+        raise invalid("path", "load", "a file whose metadata this version of bayesbackprop can read", got) from error
+
+
+def _check_names(path: str | os.PathLike[str], names: list[str], net: nn.Module) -> None:
+    unknown = sorted(set(names) - {name for name, _ in net.named_parameters()})
+    if unknown:
+        raise invalid("path", "load", "a file of the same network", Described(f"{path}, with {unknown} besides"))
 
 
 def _check_same(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
@@ -123,7 +156,7 @@ def _check_same(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], tar
         got = Described(f"{path}, where {missing or 'none'} are missing and {unknown or 'none'} are not in the network")
         raise invalid("path", "load", "a file of the same network", got)
     for name, target in targets.items():
-        shape = tensors[name].shape
-        if shape != target.shape:
-            got = Described(f"{list(shape)} in {path}")
-            raise invalid("path", "load", f"a file whose '{name}' has shape {list(target.shape)}", got)
+        given = tensors[name]
+        if given.shape != target.shape or given.dtype != target.dtype:
+            constraint = f"a file whose '{name}' is {tensor_shape(target)}, as in the network"
+            raise invalid("path", "load", constraint, Described(f"{tensor_shape(given)} in {path}"))
