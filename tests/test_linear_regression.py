@@ -10,9 +10,9 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from ztests import assert_mean
 
 from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal
+from ztests import assert_mean
 
 pytestmark = pytest.mark.learning
 

@@ -35,5 +35,3 @@ def assert_variance(samples: Tensor, expected: Tensor | float, what: str) -> Non
 def assert_p_value(p_value: float, what: str) -> None:
     """A p-value is not below the false-alarm rate."""
     assert p_value > FALSE_ALARM, f"{what}: p = {p_value:.2g}"
-
-

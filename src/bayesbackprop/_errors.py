@@ -72,11 +72,12 @@ def check_finite(parameter: str, owner: str, value: Tensor) -> None:
     """
     if not value.is_floating_point():
         return
-    finite = value.detach().isfinite().all()
+    value = value.detach()
     if torch.compiler.is_compiling():
-        torch._assert_async(finite, f"The '{parameter}' parameter of {owner} must be finite. Got NaN or inf instead.")
-    elif not finite:
-        bad = int((~value.detach().isfinite()).sum())
+        message = f"The '{parameter}' parameter of {owner} must be finite. Got NaN or inf instead."
+        torch._assert_async(value.isfinite().all(), message)
+    elif not math.isfinite(value.sum().item()) and not value.isfinite().all():  # the sum is quick, and may overflow
+        bad = int((~value.isfinite()).sum())
         got = Described(f"NaN or inf in {bad} of {value.numel()} numbers")
         raise invalid(parameter, owner, "finite", got)
 

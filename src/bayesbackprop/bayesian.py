@@ -1,21 +1,22 @@
 """The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from bayesbackprop import complexity, noise
+from bayesbackprop import complexity, kernels, noise
 from bayesbackprop._errors import check_count, check_positive, invalid, tensor_shape
-from bayesbackprop.estimators import Estimating, Estimator, Sample, Site
+from bayesbackprop.estimators import Estimating, Estimator, Site
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Role, Word
 from bayesbackprop.plan import Entry, Select, make_plan, per_parameter, print_plan
-from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, initial_rho
+from bayesbackprop.posterior import CONSTANT, InitialSigma, Mirror, WeightPosterior, initial_rho
 from bayesbackprop.predict import Ensemble, Predictive, over_draws, predictive
 from bayesbackprop.priors import Prior, ScaleMixture
+from bayesbackprop.swap import call_with, find, is_simple
 
 # Seeds stay below this so that they fit a signed 64-bit integer wherever they are stored.
 _SEEDS = 2**63
@@ -51,6 +52,8 @@ class Bayesian(nn.Module):
     ['2.weight', '2.bias']
     """
 
+    _seed: Tensor
+
     def __init__(
         self,
         net: nn.Module,
@@ -81,15 +84,17 @@ class Bayesian(nn.Module):
         if seed >= _SEEDS:
             raise invalid("seed", "Bayesian", f"an int in [0, {_SEEDS})", seed)
         self.seed = seed
+        # In the state_dict too, so that a run resumes with its own noise.
+        self.register_buffer("_seed", torch.tensor(seed))
+        self.register_load_state_dict_post_hook(_adopt_seed)  # type: ignore[no-untyped-call]
+        self.simple = is_simple(net)
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
 
     @property
     def posterior(self) -> dict[str, WeightPosterior]:
         """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
-        return {
-            name: WeightPosterior(self.net.get_parameter(name), self.rho.get_parameter(name)) for name in self._entries
-        }
+        return {name: WeightPosterior(find(self.net, name), find(self.rho, name)) for name in self._entries}
 
     def report(self) -> str:
         """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why not where not."""
@@ -103,7 +108,7 @@ class Bayesian(nn.Module):
 
         Step 0 is for prediction; training counts from 1.
         """
-        return Draw(self, Key(self.seed if seed is None else seed, step, index))
+        return Draw(self, self._key(step, index, seed))
 
     def complexity_closed(self) -> Tensor:
         """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
@@ -131,27 +136,64 @@ class Bayesian(nn.Module):
             **kwargs: What the network takes.
         """
         check_count("Bayesian.predict", draws=draws, memory=memory)
-        indices = torch.arange(draws)
-        outputs = over_draws(
-            self.net, lambda index: self.draw(index=index, seed=seed)(*args, **kwargs), indices, draws, memory
-        )
+        key = self._key(0, 0, seed)
+        shared = [name for name, entry in self._entries.items() if entry.estimator == "shared"]
+
+        def run(each: tuple[Tensor, dict[str, Tensor]]) -> Any:
+            index, weights = each
+            return self._run(weights, Draw(self, key._replace(draw=index)), args, kwargs)
+
+        def chunk(start: int, stop: int) -> tuple[Tensor, dict[str, Tensor]]:
+            return torch.arange(start, stop), self._draw_many(shared, key._replace(draw=start), stop - start)
+
+        outputs = over_draws(self.net, run, chunk, draws, memory)
         return predictive(self.likelihood, outputs, draws)
 
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
         """The prediction of the network at the posterior mean alone."""
-        one = torch.zeros(1)
-        outputs = over_draws(self.net, lambda _: self.net(*args, **kwargs), one, 1, GIGABYTE)
+        outputs = over_draws(self.net, lambda _: self.net(*args, **kwargs), lambda *_: torch.zeros(1), 1, GIGABYTE)
         return predictive(self.likelihood, outputs, 1)
 
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
         """A fixed ensemble of ``draws`` weight draws, kept in memory and used again for every prediction."""
         check_count("Bayesian.ensemble", draws=draws)
-        with torch.no_grad():
-            each = [self.draw(index=index, seed=seed).weights for index in range(draws)]
-            weights = {name: torch.stack([one[name] for one in each]) for name in self._entries}
-        return Ensemble(self.net, self.likelihood, weights)
+        return Ensemble(self.net, self.likelihood, self._draw_many(list(self._entries), self._key(0, 0, seed), draws))
 
     # --- what draws need ---------------------------------------------------------------------------------------------
+
+    def kernel_parameters(self) -> dict[str, kernels.Parameter]:
+        """The Bayesian parameters as the kernels take them, by name."""
+        return {
+            name: kernels.Parameter(q, self._prior(name), self._centre(name), noise.stream(number, Role.WEIGHT))
+            for number, (name, q) in enumerate(self.posterior.items())
+        }
+
+    def deterministic(self) -> list[Tensor]:
+        """What is trained without being random: the other parameters of the network, and those of the likelihood."""
+        names = [entry.name for entry in self.plan if entry.prior is None]
+        others = [*(find(self.net, name) for name in names), *self.likelihood.parameters()]
+        return [parameter for parameter in others if parameter.requires_grad]
+
+    def _key(self, step: Word, index: Word, seed: int | None) -> Key:
+        if seed is not None:
+            check_count("Bayesian", least=0, seed=seed)
+        return Key(self.seed if seed is None else seed, step, index)
+
+    def _draw_many(self, names: list[str], key: Key, many: int) -> dict[str, Tensor]:
+        parameters = self.kernel_parameters()
+        return dict(zip(names, kernels.draw_many([parameters[name] for name in names], key, many), strict=True))
+
+    def _run(self, weights: Mapping[str, Tensor], draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The network with these weights for what is ``shared`` and the estimators' rules for the rest."""
+        if len(weights) == len(self._entries):
+            return call_with(self.net, weights, args, kwargs, simple=self.simple)
+        sites: dict[Tensor, Site] = {}
+        for number, (name, q) in enumerate(self.posterior.items()):
+            rule = self._entries[name].estimator
+            if rule is not None and rule != "shared":
+                sites[q.mu] = Site(name, number, q, rule, functools.partial(draw.weight, name))
+        with Estimating(sites, draw.key):
+            return call_with(self.net, weights, args, kwargs, simple=self.simple)
 
     def _prior(self, name: str) -> Prior:
         prior = self._entries[name].prior
@@ -159,7 +201,7 @@ class Bayesian(nn.Module):
         return prior
 
     def _centre(self, name: str) -> Tensor | None:
-        return self.centre.get_buffer(name) if self.has_centre else None
+        return find(self.centre, name) if self.has_centre else None
 
     @property
     def has_centre(self) -> bool:
@@ -171,54 +213,59 @@ class Draw:
     """A set of weights and its complexity.
 
     ``draw(x)`` runs the network with these weights, ``draw.weights`` are they, and ``draw.complexity()`` is
-    log q(w|theta) - log P(w) at them. Nothing is kept on the network, so draws never disturb each other.
+    log q(w|theta) - log P(w) at them. Nothing is kept on the network, so draws never disturb each other. The weights
+    are drawn when first asked for, from the posterior as it then is.
+
+    With ``leaf`` the weights are leaves of a graph of their own and the complexity a constant: the objective takes the
+    way from there to mu and rho in one call (see ``objective``).
     """
 
-    def __init__(self, model: Bayesian, key: Key) -> None:
+    def __init__(
+        self, model: Bayesian, key: Key, parameters: dict[str, kernels.Parameter] | None = None, *, leaf: bool = False
+    ) -> None:
         self._model = model
-        self._key = key
-        self._posterior = model.posterior
-        self._index = {name: index for index, name in enumerate(self._posterior)}
-        self._samples: dict[str, Sample] = {}
+        self.key = key
+        self._leaf = leaf
+        self._parameters = model.kernel_parameters() if parameters is None else parameters
+        self._drawn: tuple[dict[str, Tensor], Tensor] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the network at this draw."""
-        net, entries = self._model.net, self._model._entries
-        shared = {name: self._sample(name).w for name, entry in entries.items() if entry.estimator == "shared"}
-        if len(shared) == len(entries):
-            return functional_call(net, shared, args, kwargs)
-        sites = {
-            q.mu: Site(name, self._index[name], q, rule, lambda name=name: self._sample(name))  # type: ignore[misc]
-            for name, q in self._posterior.items()
-            if (rule := entries[name].estimator) is not None and rule != "shared"
-        }
-        with Estimating(sites, self._key):
-            return functional_call(net, shared, args, kwargs)
+        entries = self._model._entries.items()
+        shared = [name for name, entry in entries if entry.estimator == "shared"]
+        weights = {name: self.weight(name) for name in shared}
+        return self._model._run(weights, self, args, kwargs)
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
-        return {name: self._sample(name).w for name in self._posterior}
+        return self._draw()[0]
 
     def complexity(self) -> Tensor:
         """log q(w|theta) - log P(w) at this draw, over all Bayesian weights, in nats.
 
         Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
         """
-        model = self._model
-        terms = [
-            complexity.sampled(q, model._prior(name), model._centre(name), *self._sample(name))
-            for name, q in self._posterior.items()
-        ]
-        return torch.stack(terms).sum()
+        return self._draw()[1]
 
-    def _sample(self, name: str) -> Sample:
-        if name not in self._samples:
-            q = self._posterior[name]
-            stream = noise.stream(self._index[name], Role.WEIGHT)
-            eps = noise.normal(tuple(q.mu.shape), self._key, stream, q.mu.dtype, q.mu.device)
-            self._samples[name] = Sample(q.weight(eps), eps)
-        return self._samples[name]
+    def _draw(self) -> tuple[dict[str, Tensor], Tensor]:
+        if self._drawn is None:
+            parameters = list(self._parameters.values())
+            if self._leaf:
+                ws, cost = kernels.draw_leaves(parameters, self.key)
+                complexity = ws[0].detach().new_tensor(cost)
+            else:
+                ws, complexity = kernels.sample(parameters, self.key)
+            self._drawn = dict(zip(self._parameters, ws, strict=True)), complexity
+        return self._drawn
+
+    def weight(self, name: str) -> Tensor:
+        """The drawn weights of one parameter."""
+        return self.weights[name]
+
+
+def _adopt_seed(model: Bayesian, _: Any) -> None:
+    model.seed = int(model._seed)
 
 
 def _check_net(net: object) -> None:
@@ -249,7 +296,7 @@ def _initial_rhos(
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
             for name, rho in rhos.items():
                 if net.get_parameter(name) is module.weight:
-                    rho[module.padding_idx] = -torch.inf  # padding stays what it is: a constant
+                    rho[module.padding_idx] = CONSTANT  # padding stays what it is: a constant
     return rhos
 
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesbackprop import noise
+from bayesbackprop import kernels, noise
 from bayesbackprop.noise import Key, Role
 from bayesbackprop.posterior import WeightPosterior
 
@@ -88,14 +88,11 @@ class Site(NamedTuple):
     number: int
     q: WeightPosterior
     rule: Estimator
-    draw: Callable[[], "Sample"]
+    draw: Callable[[], Tensor]  # the weight as ``shared`` draws it
 
-
-class Sample(NamedTuple):
-    """A drawn parameter and the noise it was made of: w = mu + sigma * eps."""
-
-    w: Tensor
-    eps: Tensor
+    def deviation(self) -> Tensor:
+        """w - mu = sigma * eps, as ``shared`` draws it."""
+        return self.draw() - self.q.mean
 
 
 class Estimating(TorchFunctionMode):
@@ -147,17 +144,17 @@ class Estimating(TorchFunctionMode):
             if has_bias:
                 replaced["bias"] = bias.q.sigma.square() if bias else None
             variance = call(weight=site.q.sigma.square(), **replaced)
-            zeta = self._noise(noise.normal, tuple(mean.shape), site, Role.ACTIVATION, mean)
+            zeta = self._noise(kernels.normal, tuple(mean.shape), site, Role.ACTIVATION, mean)
             return mean + _sqrt(variance) * zeta
         replaced = {}
         if operation.linear_in:
             x = named[operation.linear_in[0]]
-            s = self._noise(noise.signs, _sign_shape(x, operation.channel), site, Role.INPUT_SIGN, x)
+            s = self._noise(kernels.signs, _sign_shape(x, operation.channel), site, Role.INPUT_SIGN, x)
             replaced[operation.linear_in[0]] = s * x
         if has_bias:
-            replaced["bias"] = bias.q.sigma * bias.draw().eps if bias else None
-        deviation = call(weight=site.q.sigma * site.draw().eps, **replaced)
-        r = self._noise(noise.signs, _sign_shape(mean, operation.channel), site, Role.OUTPUT_SIGN, mean)
+            replaced["bias"] = bias.deviation() if bias else None
+        deviation = call(weight=site.deviation(), **replaced)
+        r = self._noise(kernels.signs, _sign_shape(mean, operation.channel), site, Role.OUTPUT_SIGN, mean)
         return mean + r * deviation
 
     def _noise(
@@ -174,7 +171,7 @@ class Estimating(TorchFunctionMode):
         if isinstance(value, dict):
             return {name: self._drawn(item) for name, item in value.items()}
         site = self._site(value)
-        return value if site is None else site.draw().w
+        return value if site is None else site.draw()
 
 
 def _sign_shape(x: Tensor, channel: int) -> tuple[int, ...]:

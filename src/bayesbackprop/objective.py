@@ -11,7 +11,7 @@ with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N o
 batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,10 +20,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bayesbackprop._errors import Described, check_count, check_finite, check_not_negative, invalid
-from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.bayesian import Bayesian, Draw
 from bayesbackprop.complexity import minibatch_weights as checked_weights
+from bayesbackprop.kernels import Parameter, all_fused
+from bayesbackprop.kernels.leaves import Graph, connect
+from bayesbackprop.noise import Key
 
 _OWNER = "FreeEnergy"
+
+# The attribute by which a total knows the short way back from the weights it was computed with.
+_GRAPH = "_bayesbackprop_graph"
 
 
 class Cost(NamedTuple):
@@ -39,8 +45,16 @@ class Cost(NamedTuple):
     complexity_weight: Tensor
 
     def backward(self) -> None:
-        """Backpropagate the total."""
-        self.total.backward()
+        """Add the gradients of the total to the parameters' ``.grad``, as ``total.backward()`` but faster."""
+        graph: Graph | None = getattr(self.total, _GRAPH, None)
+        if graph is None or dist.is_initialized() or any(map(_has_hooks, graph.inputs)):
+            self.total.backward()
+        else:
+            graph.backward(float(self.complexity_weight))
+
+
+def _has_hooks(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 class FreeEnergy(nn.Module):
@@ -116,33 +130,54 @@ class FreeEnergy(nn.Module):
         _check_batch("targets", targets)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
-        step = self.step + 1
+        weight = self._complexity_weight(_examples(targets, args, kwargs) * ranks, batch)
+
+        model, step = self.model, self.step + 1
+        parameters = model.kernel_parameters()
+        leaf = self._takes_leaves(parameters.values(), (args, kwargs))
+        draws: list[Draw] = []
         likelihoods: list[Tensor] = []
-        complexities: list[Tensor] = []
         for k in range(self.draws):  # (2), averaged over the samples
-            draw = self.model.draw(step=step, index=rank * self.draws + k)
-            log_prob = self.model.likelihood.log_prob(draw(*args, **kwargs), targets)
+            key = Key(model.seed, step, rank * self.draws + k)
+            draws.append(Draw(model, key, parameters, leaf=leaf))
+            log_prob = model.likelihood.log_prob(draws[k](*args, **kwargs), targets)
             likelihoods.append(-log_prob.mean())
-            if self.complexity == "sampled":
-                complexities.append(draw.complexity())
-        if self.complexity == "closed":
-            complexities.append(self.model.complexity_closed())
-        likelihood = torch.stack(likelihoods).mean()
-        complexity = torch.stack(complexities).mean()
-        weight = self._complexity_weight(len(log_prob) * ranks, batch).to(complexity.dtype)
+        likelihood = _mean(likelihoods)
+        if self.complexity == "sampled":
+            complexity = _mean([draw.complexity() for draw in draws])
+        else:
+            complexity = model.complexity_closed()
+        if leaf:
+            leaves = [list(draw.weights.values()) for draw in draws]
+            graph = Graph(list(parameters.values()), leaves, model.deterministic(), likelihood, complexity)
+            likelihood, complexity = connect(graph)
+        weight = weight.to(complexity.dtype)
         total = likelihood + weight * complexity
         check_finite("total cost", _OWNER, total)
+        if leaf:
+            setattr(total, _GRAPH, graph)
         self.step.copy_(step)
         return Cost(total, likelihood, complexity, weight)
+
+    def _takes_leaves(self, parameters: Collection[Parameter], inputs: Any) -> bool:
+        """Whether the way from the weights to mu and rho can be taken in one call."""
+        return (
+            self.complexity == "sampled"
+            and torch.is_grad_enabled()
+            and all_fused(parameters)
+            and all(entry.estimator in ("shared", None) for entry in self.model.plan)
+            and not any(isinstance(value, Tensor) and value.requires_grad for value in tree_leaves(inputs))
+        )
 
     def _complexity_weight(self, examples: int, batch: int | None) -> Tensor:
         """T * pi_i / |D_i|, and the warm-up."""
         if examples > self.n:
             constraint = f"the size of the training set, at least the {examples} examples of this minibatch"
             raise invalid("n", _OWNER, constraint, self.n)
-        step = self.step.double() + 1
-        warm = (step / self.warmup).clamp(max=1) if self.warmup else torch.ones_like(step)
-        return self.temperature * warm * self._share_per_example(examples, batch)
+        weight = self.temperature * self._share_per_example(examples, batch)
+        if self.warmup:
+            weight = weight * ((self.step.double() + 1) / self.warmup).clamp(max=1)
+        return torch.as_tensor(weight, dtype=torch.float64, device=self.step.device)
 
     def _share_per_example(self, examples: int, batch: int | None) -> float | Tensor:
         """pi_i / |D_i|."""
@@ -172,6 +207,17 @@ class FreeEnergy(nn.Module):
         if self.batch_size > self.n:
             raise invalid("batch_size", _OWNER, f"at most n={self.n}", self.batch_size)
         return checked_weights(scheme, self.n, self.batch_size)
+
+
+def _examples(targets: Any, args: Any, kwargs: Any) -> int:
+    for value in tree_leaves((targets, args, kwargs)):
+        if isinstance(value, Tensor) and value.dim():
+            return len(value)
+    raise invalid("inputs", _OWNER, "a minibatch of tensors", Described("none"))
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
 def _check_batch(parameter: str, values: Any) -> None:

@@ -2,8 +2,8 @@
 
 mu is the user's own parameter. rho is ours, one number per weight, and sigma = log(1 + exp(rho)).
 
-rho = -inf marks a *constant* weight: sigma is exactly 0, the weight is neither drawn nor trained any more and costs
-nothing. Pruned weights and the padding row of an embedding are such.
+A rho below -1e6 marks a *constant* weight: sigma is exactly 0, the weight is neither drawn nor trained any more and
+costs nothing. Pruned weights and the padding row of an embedding are such.
 """
 
 import math
@@ -21,6 +21,9 @@ _LOG_2PI = math.log(2 * math.pi)
 
 # Below this, log(1 + exp(rho)) is exp(rho) to within 1e-9 of itself, and its logarithm is rho.
 _EXPONENTIAL_BELOW = -20.0
+# Below this a weight is constant. CONSTANT is so far below that no weight decay brings it back (and -inf becomes NaN).
+_CONSTANT_BELOW = -1e6
+CONSTANT = -1e30
 # Above this, log(1 + exp(rho)) is rho to the last bit of a double.
 _LINEAR_ABOVE = 40.0
 
@@ -49,13 +52,13 @@ class WeightPosterior(NamedTuple):
 
     @property
     def log_sigma(self) -> Tensor:
-        """log(sigma); -inf for constant weights."""
+        """log(sigma); of no use for constant weights."""
         return log_softplus(self.rho)
 
     @property
     def random(self) -> Tensor:
         """Which weights are random; the others are constant."""
-        return self.rho != -math.inf
+        return ~(self.rho < _CONSTANT_BELOW)  # so that a NaN counts as random and is seen
 
     @property
     def mean(self) -> Tensor:

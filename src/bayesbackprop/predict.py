@@ -207,7 +207,10 @@ class Ensemble:
         def run(weights: dict[str, Tensor]) -> Any:
             return functional_call(self.net, weights, args, kwargs)
 
-        return over_draws(self.net, run, self.weights, self.draws, memory)
+        def chunk(start: int, stop: int) -> dict[str, Tensor]:
+            return {name: weight[start:stop] for name, weight in self.weights.items()}
+
+        return over_draws(self.net, run, chunk, self.draws, memory)
 
     def predict(self, *args: Any, memory: int = 2**30, **kwargs: Any) -> Predictive:
         """The predictive distribution of the ensemble."""
@@ -222,31 +225,38 @@ def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
     return ValuePredictive(components, draws)
 
 
-def over_draws(net: nn.Module, run: Callable[[Any], Any], each: Any, draws: int, memory: int) -> Any:
-    """``run`` on every entry of ``each`` (tensors with a leading dimension of ``draws``), stacked.
+def over_draws(
+    net: nn.Module, run: Callable[[Any], Any], chunk: Callable[[int, int], Any], draws: int, memory: int
+) -> Any:
+    """``run`` on each of ``draws`` entries, stacked; ``chunk(start, stop)`` gives some of them, as stacked tensors.
 
     The first runs alone and shows how much one needs; the rest run in parallel by ``vmap``, as many at a time as fit
     into ``memory`` bytes. Where a layer has no ``vmap`` rule (recurrent ones) they run one after the other.
     """
+
+    def one(index: int) -> Any:
+        return tree_map(
+            lambda output: output.unsqueeze(0), run(tree_map(lambda item: item[0], chunk(index, index + 1)))
+        )
+
     with _evaluating(net):
         with _Allocations() as allocations:
-            results = [_unsqueezed(run(tree_map(lambda item: item[0], each)))]
-        at_a_time = max(1, min(memory // max(1, allocations.total), draws))
+            results = [one(0)]
+        at_a_time = memory // max(1, allocations.total)
         start, parallel = 1, at_a_time > 1
         while start < draws:
             stop = min(draws, start + at_a_time) if parallel else start + 1
-            chunk = tree_map(lambda item: item[start:stop], each)  # noqa: B023
             if parallel:
                 try:
                     with warnings.catch_warnings():
                         # Where vmap falls back to a loop of its own it warns; ours is simpler and as fast.
                         warnings.filterwarnings("error", message="There is a performance drop")
-                        results.append(vmap(run, randomness="different")(chunk))
+                        results.append(vmap(run, randomness="different")(chunk(start, stop)))
                 except (RuntimeError, UserWarning):  # the first draw ran, so it is vmap that cannot
                     parallel = False
                     continue
             else:
-                results.append(_unsqueezed(run(tree_map(lambda item: item[0], chunk))))
+                results.append(one(start))
             start = stop
         return tree_map(lambda *parts: torch.cat(parts), *results)
 
@@ -275,10 +285,6 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _unsqueezed(outputs: Any) -> Any:
-    return tree_map(lambda output: output.unsqueeze(0), outputs)
 
 
 def _levels(q: Sequence[float], like: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def load(
 
 def _tensors(model: Bayesian) -> dict[str, Tensor]:
     """All that a file holds, each tensor once however many names it has, by its name in ``model``."""
-    saved = set(model.state_dict())  # leaves out buffers that are not persistent
+    saved = set(model.state_dict()) - {"_seed"}  # leaves out buffers that are not persistent; the seed is metadata
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name in saved}
 

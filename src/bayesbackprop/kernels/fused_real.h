@@ -1,0 +1,276 @@
+/* The arithmetic of every kernel for one real type.  fused.c includes this file twice, with
+ *   REAL, UINT      the type and the unsigned integer of its size       R(x)     a literal of that type
+ *   NAME(x)         x with the suffix of the type                       MANTISSA the stored bits of its mantissa
+ *   EXP_LIMIT       where exp(-x) stops falling (while still normal)    EXP ...  coefficients of minimax polynomials
+ * A loop runs over at most BLOCK elements and is written so that the compiler can vectorise it: no branch, no call. */
+
+INLINE UINT NAME(bits)(REAL x) { UINT u; memcpy(&u, &x, sizeof u); return u; }
+INLINE REAL NAME(real)(UINT u) { REAL x; memcpy(&x, &u, sizeof x); return x; }
+
+/* Even and odd powers apart: two short chains of dependent operations instead of a long one. */
+INLINE REAL NAME(poly)(REAL x, const REAL *c, int n) {
+    REAL z = x * x, even = c[(n - 1) & ~1], odd = c[(n - 2) | 1];
+#pragma GCC unroll 32
+    for (int i = ((n - 1) & ~1) - 2; i >= 0; i -= 2) even = even * z + c[i];
+#pragma GCC unroll 32
+    for (int i = ((n - 2) | 1) - 2; i >= 1; i -= 2) odd = odd * z + c[i];
+    return odd * x + even;
+}
+#define POLY(x, ...) NAME(poly)(x, (const REAL[]){__VA_ARGS__}, sizeof((REAL[]){__VA_ARGS__}) / sizeof(REAL))
+
+/* Adding 1.5 * 2^MANTISSA rounds to an integer, whose low bits are then those of the sum. */
+#define ROUND_MAGIC (R(1.5) * (REAL)((UINT)1 << MANTISSA))
+
+/* exp(-|x|), held at exp(-EXP_LIMIT) beyond EXP_LIMIT.  The bound is on the bits, for one instruction instead of
+ * several; a NaN becomes the bound as well, so a caller sees to it that x itself enters its result. */
+INLINE REAL NAME(exp_minus)(REAL x) {
+    UINT u = NAME(bits)(ABS(x)), limit = NAME(bits)(EXP_LIMIT);
+    x = -NAME(real)(u < limit ? u : limit);
+    REAL shifted = x * R(1.4426950408889634) + ROUND_MAGIC, n = shifted - ROUND_MAGIC;
+    REAL y = POLY(x - n * LN2_HIGH - n * LN2_LOW, EXP);
+    return NAME(real)(NAME(bits)(y) + (NAME(bits)(shifted) << MANTISSA));
+}
+
+/* log(x) for a normal x > 0: x = m 2^e with m in [sqrt(1/2), sqrt(2)). */
+INLINE REAL NAME(log)(REAL x) {
+    const UINT half = NAME(bits)(R(0.70710678118654752)), one = NAME(bits)(R(1.0));
+    const REAL two = (REAL)((UINT)1 << MANTISSA);
+    UINT u = NAME(bits)(x) + (one - half);
+    REAL e = NAME(real)((u >> MANTISSA) | NAME(bits)(two)) - (two + (REAL)(one >> MANTISSA));
+    REAL f = NAME(real)((u & (((UINT)1 << MANTISSA) - 1)) + half) - 1;
+    REAL s = f / (2 + f), z = s * s;
+    return e * LN2_HIGH + (e * LN2_LOW + (2 * s + s * z * POLY(z, LOG)));
+}
+
+/* The uint32 as a real, rounded once: both halves and the product are exact. */
+INLINE REAL NAME(from32)(uint32_t x) {
+    return (REAL)(int32_t)(x >> 16) * 65536 + (REAL)(int32_t)(x & 0xffff);
+}
+
+/* Two standard normals out of 64 random bits (Box-Muller). */
+INLINE void NAME(box_muller)(uint32_t x0, uint32_t x1, REAL *cosine, REAL *sine) {
+    REAL u1 = NAME(from32)(x0) * R(0x1p-32) + R(0x1p-33), u2 = NAME(from32)(x1) * R(0x1p-32);
+    REAL radius = SQRT(-2 * NAME(log)(u1));
+    REAL shifted = u2 * 4 + ROUND_MAGIC, f = u2 - (shifted - ROUND_MAGIC) * R(0.25), z = f * f;
+    REAL s = f * POLY(z, SIN), c = POLY(z, COS);
+    UINT q = NAME(bits)(shifted), swap = 0 - (q & 1), sb = NAME(bits)(s), cb = NAME(bits)(c), differ = (sb ^ cb) & swap;
+    const int top = 8 * sizeof(REAL) - 2;
+    *cosine = radius * NAME(real)(cb ^ differ ^ (((q + 1) & 2) << top));
+    *sine = radius * NAME(real)(sb ^ differ ^ ((q & 2) << top));
+}
+
+/* eps[0..m) of one block; first is a multiple of 32.  eps has room for whole groups of 32. */
+INLINE void NAME(noise)(const Key *key, uint32_t stream, uint32_t draw, int64_t first, int m, REAL *eps) {
+    uint32_t x[4][BLOCK / 4];
+    int groups = (m + 31) / 32;
+    philox(key, (uint32_t)(first / 4), stream, draw, groups * 8, x);
+    for (int g = 0; g < groups; g++) {
+        REAL *e = eps + 32 * g;
+#pragma omp simd
+        for (int l = 0; l < 8; l++) {
+            NAME(box_muller)(x[0][8 * g + l], x[1][8 * g + l], &e[l], &e[8 + l]);
+            NAME(box_muller)(x[2][8 * g + l], x[3][8 * g + l], &e[16 + l], &e[24 + l]);
+        }
+    }
+}
+
+/* With t = exp(-|rho|):  sigma = softplus(rho) = exp(min(rho, 0)) * scale,  log sigma = min(rho, 0) + log scale,
+ * sigmoid(rho) / sigma = 1 / ((1 + t) * scale),  where scale >= log 2 at every rho: nothing under- or overflows.
+ * A constant weight has sigma exactly 0. */
+INLINE REAL NAME(softplus)(REAL rho, REAL *t, REAL *scale) {
+    *t = NAME(exp_minus)(rho);
+    REAL ratio = POLY(*t, LOG1P); /* log(1 + t) / t */
+    *scale = rho < 0 ? ratio : rho + *t * ratio;
+    REAL sigma = rho < 0 ? *t * *scale : *scale;
+    return CONSTANT(rho) ? 0 : sigma;
+}
+
+/* The numbers a prior needs: of each component (for mixtures two) the precision and the log of weight / sigma. */
+typedef struct { REAL p1, p2, a1, a2; double constant; } NAME(Prior);
+
+INLINE NAME(Prior) NAME(prior)(const Param *p) {
+    NAME(Prior) r = {0, 0, 0, 0, 0};
+    if (p->kind == NORMAL) { r.p1 = (REAL)(1 / (p->a * p->a)); r.constant = -log(p->a); }
+    if (p->kind == LAPLACE) { r.p1 = (REAL)(1 / p->a); r.constant = 0.91893853320467274 - log(2 * p->a); }
+    if (p->kind == MIXTURE) {
+        r.p1 = (REAL)(1 / (p->b * p->b)); r.a1 = (REAL)(log(p->a) - log(p->b));
+        r.p2 = (REAL)(1 / (p->c * p->c)); r.a2 = (REAL)(log1p(-p->a) - log(p->c));
+    }
+    if (p->kind == NONE) r.constant = 0.91893853320467274;
+    return r; /* constant: of log P(v) + log(2 pi) / 2, the part without v */
+}
+
+/* -d log P(v) / dv */
+INLINE void NAME(prior_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope) {
+    REAL p1 = r->p1, p2 = r->p2, a = r->a1 - r->a2, b = (r->p2 - r->p1) / 2;
+    if (kind == NORMAL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) slope[j] = v[j] * p1;
+    } else if (kind == LAPLACE) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) slope[j] = v[j] > 0 ? p1 : v[j] < 0 ? -p1 : v[j];
+    } else if (kind == MIXTURE) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) {
+            REAL d = a + b * (v[j] * v[j]), t = NAME(exp_minus)(d);
+            REAL top = d < 0 ? p1 * t + p2 : p1 + p2 * t;
+            slope[j] = v[j] * (top / (1 + t));
+        }
+    } else memset(slope, 0, m * sizeof(REAL));
+}
+
+/* Returns the sum of -log P(v) without the constant and without sum(log factor), where it multiplies factor[j]. */
+INLINE double NAME(prior_value)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *factor) {
+    REAL sum = 0, h1 = r->p1 / 2, h2 = r->p2 / 2, a1 = r->a1, a2 = r->a2, a = a1 - a2, b = (r->p2 - r->p1) / 2;
+    if (kind == NORMAL) {
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < m; j++) sum += v[j] * v[j] * h1;
+    } else if (kind == LAPLACE) {
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < m; j++) sum += ABS(v[j]) * (2 * h1);
+    } else if (kind == MIXTURE) {
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < m; j++) {
+            REAL q = v[j] * v[j], d = a + b * q;
+            factor[j] *= 1 + NAME(exp_minus)(d);
+            sum += d < 0 ? h2 * q - a2 : h1 * q - a1;
+        }
+    }
+    return sum;
+}
+
+/* w = mu + sigma * eps over elements [first, first + count) of one parameter; returns their complexity if asked. */
+CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    NAME(Prior) prior = NAME(prior)(p);
+    double total = 0;
+    int64_t constants = 0;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK), constant = 0;
+        const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
+        REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], factor[BLOCK], sum = 0;
+        NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
+        if (!call->value) {
+#pragma omp simd
+            for (int j = 0; j < m; j++) {
+                REAL t, scale;
+                w[j] = mu[j] + NAME(softplus)(rho[j], &t, &scale) * eps[j];
+            }
+            continue;
+        }
+        if (centre)
+            for (int j = 0; j < m; j++) v[j] = centre[i + j];
+        else
+            memset(v, 0, sizeof v);
+#pragma omp simd reduction(+ : sum, constant)
+        for (int j = 0; j < m; j++) {
+            REAL t, scale, low = rho[j] < 0 ? rho[j] : 0;
+            w[j] = mu[j] + NAME(softplus)(rho[j], &t, &scale) * eps[j];
+            v[j] = CONSTANT(rho[j]) ? 0 : w[j] - v[j];
+            factor[j] = CONSTANT(rho[j]) ? 1 : scale;
+            sum -= CONSTANT(rho[j]) ? 0 : R(0.5) * eps[j] * eps[j] + low;
+            constant += CONSTANT(rho[j]) ? 1 : 0;
+        }
+        constants += constant;
+        total += NAME(prior_value)(p->kind, &prior, m, v, factor) + sum;
+        for (int j = m; j < BLOCK; j++) factor[j] = 1;
+        sum = 0; /* one logarithm for four factors */
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < BLOCK / 4; j++)
+            sum += NAME(log)(factor[j] * factor[j + BLOCK / 4] * (factor[j + BLOCK / 2] * factor[j + BLOCK / 4 * 3]));
+        total -= sum;
+    }
+    if (constants) { /* they were counted as random weights at 0 with sigma = 1 and eps = 0 */
+        REAL zero = 0, factor = 1;
+        double each = NAME(prior_value)(p->kind, &prior, 1, &zero, &factor);
+        total -= constants * (each - (double)NAME(log)(factor)), count -= constants;
+    }
+    return total - count * prior.constant;
+}
+
+/* The gradients of mu and rho from that of w (which gmu may overwrite) and gc, that of the complexity.  The noise is
+ * recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used. */
+CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    NAME(Prior) prior = NAME(prior)(p);
+    REAL gc = (REAL)call->gc;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *gw = (const REAL *)p->gw + i;
+        const REAL *w = (const REAL *)p->w + i, *centre = (const REAL *)p->centre;
+        REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK];
+        memcpy(v, w, m * sizeof(REAL));
+        if (centre)
+            for (int j = 0; j < m; j++) v[j] -= centre[i + j];
+        NAME(prior_slope)(p->kind, &prior, m, v, slope);
+#pragma omp simd
+        for (int j = 0; j < m; j++) {
+            REAL t, scale, g = gw[j] + gc * slope[j];
+            NAME(softplus)(rho[j], &t, &scale);
+            /* (g eps - gc / sigma) sigmoid(rho) */
+            REAL h = (g * (w[j] - mu[j]) - gc) / ((1 + t) * scale);
+            gmu[j] = CONSTANT(rho[j]) ? 0 : g;
+            grho[j] = CONSTANT(rho[j]) ? 0 : h;
+        }
+    }
+    return 0;
+}
+
+/* Only the noise. */
+CLONES static double NAME(normal)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        REAL eps[BLOCK];
+        NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
+        memcpy((REAL *)p->w + i, eps, m * sizeof(REAL));
+    }
+    return 0;
+}
+
+/* Only random signs: the top bit of each word. */
+CLONES static double NAME(signs)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        uint32_t x[4][BLOCK / 4];
+        philox(&call->key, (uint32_t)(i / 4), (uint32_t)p->stream, call->draw, (m + 31) / 32 * 8, x);
+        for (int j = 0; j < m; j++)
+            ((REAL *)p->w)[i + j] = 1 - 2 * (REAL)(int32_t)(x[j % 32 / 8][j / 32 * 8 + j % 8] >> 31);
+    }
+    return 0;
+}
+
+/* call->many draws of w, one after another in a [many, n] buffer. */
+CLONES static double NAME(draw_many)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i;
+        REAL eps[BLOCK], sigma[BLOCK];
+#pragma omp simd
+        for (int j = 0; j < m; j++) {
+            REAL t, scale;
+            sigma[j] = NAME(softplus)(rho[j], &t, &scale);
+        }
+        for (int64_t k = 0; k < call->many; k++) {
+            REAL *w = (REAL *)p->w + k * p->n + i;
+            NAME(noise)(&call->key, (uint32_t)p->stream, call->draw + (uint32_t)k, i, m, eps);
+            for (int j = 0; j < m; j++) w[j] = mu[j] + sigma[j] * eps[j];
+        }
+    }
+    return 0;
+}
+
+#undef REAL
+#undef UINT
+#undef R
+#undef NAME
+#undef MANTISSA
+#undef EXP_LIMIT
+#undef LN2_HIGH
+#undef LN2_LOW
+#undef SQRT
+#undef ABS
+#undef EXP
+#undef LOG1P
+#undef LOG
+#undef SIN
+#undef COS
+#undef POLY
+#undef ROUND_MAGIC
