@@ -88,6 +88,7 @@ class Bayesian(nn.Module):
         self.register_buffer("_seed", torch.tensor(seed))
         self.register_load_state_dict_post_hook(_adopt_seed)  # type: ignore[no-untyped-call]
         self.simple = is_simple(net)
+        self._kept: kernels.Parameters | None = None
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
 
@@ -161,12 +162,27 @@ class Bayesian(nn.Module):
 
     # --- what draws need ---------------------------------------------------------------------------------------------
 
-    def kernel_parameters(self) -> dict[str, kernels.Parameter]:
-        """The Bayesian parameters as the kernels take them, by name."""
-        return {
-            name: kernels.Parameter(q, self._prior(name), self._centre(name), noise.stream(number, Role.WEIGHT))
-            for number, (name, q) in enumerate(self.posterior.items())
-        }
+    def kernel_parameters(self) -> kernels.Parameters:
+        """The Bayesian parameters as the kernels take them."""
+        posterior = self.posterior
+        kept = self._kept
+        if (
+            kept is None
+            or torch.compiler.is_compiling()
+            or any(
+                old.q[0] is not new[0] or old.q[1] is not new[1]
+                for old, new in zip(kept.each, posterior.values(), strict=True)
+            )
+        ):
+            kept = kernels.Parameters(
+                {
+                    name: kernels.Parameter(q, self._prior(name), self._centre(name), noise.stream(number, Role.WEIGHT))
+                    for number, (name, q) in enumerate(posterior.items())
+                }
+            )
+            if not torch.compiler.is_compiling():
+                self._kept = kept
+        return kept
 
     def deterministic(self) -> list[Tensor]:
         """What is trained without being random: the other parameters of the network, and those of the likelihood."""
@@ -180,8 +196,8 @@ class Bayesian(nn.Module):
         return Key(self.seed if seed is None else seed, step, index)
 
     def _draw_many(self, names: list[str], key: Key, many: int) -> dict[str, Tensor]:
-        parameters = self.kernel_parameters()
-        return dict(zip(names, kernels.draw_many([parameters[name] for name in names], key, many), strict=True))
+        parameters = self.kernel_parameters().subset(names)
+        return dict(zip(names, kernels.draw_many(parameters, key, many), strict=True))
 
     def _run(self, weights: Mapping[str, Tensor], draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The network with these weights for what is ``shared`` and the estimators' rules for the rest."""
@@ -221,7 +237,7 @@ class Draw:
     """
 
     def __init__(
-        self, model: Bayesian, key: Key, parameters: dict[str, kernels.Parameter] | None = None, *, leaf: bool = False
+        self, model: Bayesian, key: Key, parameters: kernels.Parameters | None = None, *, leaf: bool = False
     ) -> None:
         self._model = model
         self.key = key
@@ -250,13 +266,12 @@ class Draw:
 
     def _draw(self) -> tuple[dict[str, Tensor], Tensor]:
         if self._drawn is None:
-            parameters = list(self._parameters.values())
             if self._leaf:
-                ws, cost = kernels.draw_leaves(parameters, self.key)
-                complexity = ws[0].detach().new_tensor(cost)
+                ws, cost = kernels.draw_leaves(self._parameters, self.key)
+                complexity = torch.tensor(cost, dtype=ws[0].dtype)
             else:
-                ws, complexity = kernels.sample(parameters, self.key)
-            self._drawn = dict(zip(self._parameters, ws, strict=True)), complexity
+                ws, complexity = kernels.sample(self._parameters, self.key)
+            self._drawn = dict(zip(self._parameters.by_name, ws, strict=True)), complexity
         return self._drawn
 
     def weight(self, name: str) -> Tensor:

@@ -104,13 +104,18 @@ class Gaussian(Likelihood):
         _check_target(self, target, tuple(mean.shape))
         if not target.is_floating_point():
             raise invalid("target", "Gaussian", "a tensor of floats", tensor_shape(target))
-        return _per_example(-0.5 * ((target - mean) / scale).square() - log_scale - 0.5 * _LOG_2PI)
+        constant = log_scale + 0.5 * _LOG_2PI
+        if self.noise == "per-input":
+            return _per_example(-0.5 * ((target - mean) / scale).square() - constant)
+        # One noise for all: the squares are added up first, which saves passes over the batch.
+        squares = _per_example((target - mean).square())
+        return squares * (-0.5 / scale**2) - constant * (mean.numel() // len(mean))
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)
-        return distributions.Normal(mean, scale.expand_as(mean))
+        return distributions.Normal(mean, torch.as_tensor(scale, dtype=mean.dtype, device=mean.device).expand_as(mean))
 
-    def _moments(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _moments(self, output: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
         _check_output(self, output)
         if self.noise == "per-input":
             if output.dim() < 2 or output.shape[-1] % 2:
@@ -120,9 +125,8 @@ class Gaussian(Likelihood):
             return mean, softplus(raw), log_softplus(raw)
         if self.log_noise is not None:
             log_scale = self.log_noise.to(output.dtype)
-        else:
-            log_scale = output.new_tensor(math.log(float(self.noise)))
-        return output, log_scale.exp(), log_scale
+            return output, log_scale.exp(), log_scale
+        return output, float(self.noise), math.log(float(self.noise))
 
 
 class LogLikelihood(Likelihood):

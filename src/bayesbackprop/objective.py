@@ -11,7 +11,7 @@ with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N o
 batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from bayesbackprop._errors import Described, check_count, check_finite, check_not_negative, invalid
 from bayesbackprop.bayesian import Bayesian, Draw
 from bayesbackprop.complexity import minibatch_weights as checked_weights
-from bayesbackprop.kernels import Parameter, all_fused
+from bayesbackprop.kernels import Parameters, all_fused
 from bayesbackprop.kernels.leaves import Graph, connect
 from bayesbackprop.noise import Key
 
@@ -47,7 +47,7 @@ class Cost(NamedTuple):
     def backward(self) -> None:
         """Add the gradients of the total to the parameters' ``.grad``, as ``total.backward()`` but faster."""
         graph: Graph | None = getattr(self.total, _GRAPH, None)
-        if graph is None or dist.is_initialized() or any(map(_has_hooks, graph.inputs)):
+        if graph is None:
             self.total.backward()
         else:
             graph.backward(float(self.complexity_weight))
@@ -126,15 +126,17 @@ class FreeEnergy(nn.Module):
             batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
         """
         args, kwargs = _arguments(inputs)
-        _check_batch("inputs", (args, kwargs))
-        _check_batch("targets", targets)
+        given, wanted = _tensors((args, kwargs)), _tensors(targets)
+        _check_batch("inputs", given)
+        _check_batch("targets", wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
-        weight = self._complexity_weight(_examples(targets, args, kwargs) * ranks, batch)
+        weight = self._complexity_weight(_examples(wanted or given) * ranks, batch)
 
         model, step = self.model, self.step + 1
         parameters = model.kernel_parameters()
-        leaf = self._takes_leaves(parameters.values(), (args, kwargs))
+        leaf = self._takes_leaves(parameters, given)
+        versions = parameters.versions if leaf else []
         draws: list[Draw] = []
         likelihoods: list[Tensor] = []
         for k in range(self.draws):  # (2), averaged over the samples
@@ -149,7 +151,7 @@ class FreeEnergy(nn.Module):
             complexity = model.complexity_closed()
         if leaf:
             leaves = [list(draw.weights.values()) for draw in draws]
-            graph = Graph(list(parameters.values()), leaves, model.deterministic(), likelihood, complexity)
+            graph = Graph(parameters, leaves, model.deterministic(), likelihood, complexity, versions)
             likelihood, complexity = connect(graph)
         weight = weight.to(complexity.dtype)
         total = likelihood + weight * complexity
@@ -159,14 +161,16 @@ class FreeEnergy(nn.Module):
         self.step.copy_(step)
         return Cost(total, likelihood, complexity, weight)
 
-    def _takes_leaves(self, parameters: Collection[Parameter], inputs: Any) -> bool:
+    def _takes_leaves(self, parameters: Parameters, inputs: list[Tensor]) -> bool:
         """Whether the way from the weights to mu and rho can be taken in one call."""
         return (
             self.complexity == "sampled"
             and torch.is_grad_enabled()
+            and not dist.is_initialized()  # whose gradients are averaged by hooks of the graph
             and all_fused(parameters)
+            and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *self.model.deterministic())))
             and all(entry.estimator in ("shared", None) for entry in self.model.plan)
-            and not any(isinstance(value, Tensor) and value.requires_grad for value in tree_leaves(inputs))
+            and not any(value.requires_grad for value in inputs)
         )
 
     def _complexity_weight(self, examples: int, batch: int | None) -> Tensor:
@@ -209,10 +213,16 @@ class FreeEnergy(nn.Module):
         return checked_weights(scheme, self.n, self.batch_size)
 
 
-def _examples(targets: Any, args: Any, kwargs: Any) -> int:
-    for value in tree_leaves((targets, args, kwargs)):
-        if isinstance(value, Tensor) and value.dim():
-            return len(value)
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _examples(tensors: list[Tensor]) -> int:
+    for tensor in tensors:
+        if tensor.dim():
+            return len(tensor)
     raise invalid("inputs", _OWNER, "a minibatch of tensors", Described("none"))
 
 
@@ -220,12 +230,11 @@ def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
-def _check_batch(parameter: str, values: Any) -> None:
-    for value in tree_leaves(values):
-        if isinstance(value, Tensor):
-            if value.dim() and len(value) == 0:
-                raise invalid(parameter, _OWNER, "a minibatch of at least one example", Described("an empty one"))
-            check_finite(parameter, _OWNER, value)
+def _check_batch(parameter: str, tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.dim() and len(tensor) == 0:
+            raise invalid(parameter, _OWNER, "a minibatch of at least one example", Described("an empty one"))
+        check_finite(parameter, _OWNER, tensor)
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,7 +7,7 @@ and whatever happens inside ``torch.compile`` or ``vmap``, goes through the plai
 
 import os
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bayesbackprop import noise
 from bayesbackprop.kernels import fused, reference
-from bayesbackprop.kernels.parameter import Parameter
+from bayesbackprop.kernels.parameter import Parameter, Parameters
 from bayesbackprop.noise import Key
 
-__all__ = ["Parameter", "all_fused", "draw_leaves", "draw_many", "normal", "plain", "sample", "signs"]
+__all__ = ["Parameter", "Parameters", "all_fused", "draw_leaves", "draw_many", "normal", "plain", "sample", "signs"]
 
 _enabled = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
 
@@ -42,9 +42,12 @@ def plain() -> Iterator[None]:
         _enabled = before
 
 
-def all_fused(parameters: Collection[Parameter]) -> bool:
+def all_fused(parameters: Parameters) -> bool:
     """Whether the fast twin treats all of these."""
-    return all(_fits(p) for p in parameters) and len({p.q.mu.dtype for p in parameters}) == 1
+    if not parameters.mus:
+        return False
+    dtype = parameters.mus[0].dtype
+    return all(_fits(p) and p.q.mu.dtype == dtype for p in parameters.each)
 
 
 def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -61,32 +64,33 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, dev
     return noise.signs(shape, key, stream, dtype, device)
 
 
-def sample(parameters: Sequence[Parameter], key: Key) -> tuple[list[Tensor], Tensor]:
+def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     """w = mu + log(1 + exp(rho)) * eps of each parameter, and log q(w|theta) - log P(w) over all, differentiably."""
-    groups: dict[torch.dtype | None, list[int]] = {}
-    for index, p in enumerate(parameters):
-        groups.setdefault(p.q.mu.dtype if _fits(p) else None, []).append(index)
-    weights: dict[int, Tensor] = {}
+    if all_fused(parameters):
+        return fused.sample(parameters, key)
+    groups: dict[torch.dtype | None, list[str]] = {}
+    for name, p in parameters.by_name.items():
+        groups.setdefault(p.q.mu.dtype if _fits(p) else None, []).append(name)
+    weights: dict[str, Tensor] = {}
     costs: list[Tensor] = []
-    for dtype, indices in groups.items():
-        chosen = [parameters[index] for index in indices]
-        ws, cost = reference.sample(chosen, key) if dtype is None else fused.sample(chosen, key)
-        weights.update(zip(indices, ws, strict=True))
-        costs.append(cost)
-    total = costs[0] if len(costs) == 1 else torch.stack([cost.to(costs[0].dtype) for cost in costs]).sum()
-    return [weights[index] for index in range(len(parameters))], total
+    for dtype, names in groups.items():
+        twin = reference if dtype is None else fused
+        ws, cost = twin.sample(parameters.subset(names), key)
+        weights.update(zip(names, ws, strict=True))
+        costs.append(cost.to(parameters.mus[0].dtype))
+    return [weights[name] for name in parameters.by_name], torch.stack(costs).sum()
 
 
-def draw_leaves(parameters: Sequence[Parameter], key: Key) -> tuple[list[Tensor], float]:
+def draw_leaves(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
     """As :func:`sample` for parameters that are :func:`all_fused`, but as leaves of a graph of their own."""
     ws, complexity = fused.draw(parameters, key)
     return [w.requires_grad_() for w in ws], complexity
 
 
-def draw_many(parameters: Sequence[Parameter], key: Key, many: int) -> list[Tensor]:
+def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients."""
     with torch.no_grad():
-        if parameters and all_fused(parameters):
+        if all_fused(parameters):
             return fused.draw_many(parameters, key, many)
         return reference.draw_many(parameters, key, many)
 

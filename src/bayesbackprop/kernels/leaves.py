@@ -15,49 +15,57 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bayesbackprop.kernels import fused
-from bayesbackprop.kernels.parameter import Parameter
+from bayesbackprop.kernels.parameter import Parameters
 
 
 @dataclass(frozen=True)
 class Graph:
     """The likelihood cost as a function of leaves: the weights of each draw, and the other trained tensors."""
 
-    parameters: Sequence[Parameter]
+    parameters: Parameters
     draws: Sequence[Sequence[Tensor]]
     others: Sequence[Tensor]
     likelihood: Tensor
     complexity: Tensor
+    versions: list[int]
 
     @property
     def inputs(self) -> list[Tensor]:
         """What the caller's graph is to be connected to."""
-        return [p.q.mu for p in self.parameters] + [p.q.rho for p in self.parameters] + list(self.others)
+        return [*self.parameters.mus, *self.parameters.rhos, *self.others]
 
     def backward(self, complexity_weight: float) -> None:
         """Add the gradients of likelihood + complexity_weight * complexity to ``.grad``."""
         self.likelihood.backward()
         for ws in self.draws:
             to_mu = [fused.dense(w.grad, w) for w in ws]
-            to_rho = fused.backward(self.parameters, ws, to_mu, complexity_weight / len(self.draws))
-            for p, gradient_mu, gradient_rho in zip(self.parameters, to_mu, to_rho, strict=True):
-                _accumulate(p.q.mu, gradient_mu)
-                _accumulate(p.q.rho, gradient_rho)
+            to_rho = self._scale_and_shift(ws, to_mu, complexity_weight)
+            for parameter, gradient in zip(self.inputs, to_mu + to_rho, strict=False):
+                _accumulate(parameter, gradient)
 
     def gradients(self, of_likelihood: Tensor, of_complexity: Tensor) -> list[Tensor | None]:
-        """The gradients of all ``inputs``."""
-        leaves = [w for ws in self.draws for w in ws]
-        every = torch.autograd.grad(self.likelihood, [*leaves, *self.others], of_likelihood, allow_unused=True)
-        mus = [torch.zeros_like(p.q.mu) for p in self.parameters]
-        rhos = [torch.zeros_like(p.q.rho) for p in self.parameters]
-        number = len(self.parameters)
-        for k, ws in enumerate(self.draws):
-            given = every[k * number : (k + 1) * number]
-            # Copies: two of them may be one and the same tensor.
-            to_mu = [fused.dense(g, w).clone() for w, g in zip(ws, given, strict=True)]
-            to_rho = fused.backward(self.parameters, ws, to_mu, float(of_complexity) / len(self.draws))
-            torch._foreach_add_(mus, to_mu)
-            torch._foreach_add_(rhos, to_rho)
-        return [*mus, *rhos, *every[len(leaves) :]]
+        """The gradients of all ``inputs``; what else the likelihood depends on has its own added to ``.grad``."""
+        before = [other.grad for other in self.others]
+        for other in self.others:
+            other.grad = None
+        self.likelihood.backward(of_likelihood)
+        of_others = [other.grad for other in self.others]
+        for other, gradient in zip(self.others, before, strict=True):
+            other.grad = gradient
+        sums: list[Tensor] = []
+        for ws in self.draws:
+            to_mu = [fused.dense(w.grad, w) for w in ws]
+            both = to_mu + self._scale_and_shift(ws, to_mu, float(of_complexity))
+            sums = [a + b for a, b in zip(sums, both, strict=True)] if sums else both
+        return [*sums, *of_others]
+
+    def _scale_and_shift(self, ws: Sequence[Tensor], to_mu: Sequence[Tensor], of_complexity: float) -> list[Tensor]:
+        if self.versions != self.parameters.versions:
+            raise RuntimeError(
+                "The weights were changed (by an optimiser step?) between computing the cost and backward: compute the "
+                "cost anew."
+            )
+        return fused.backward(self.parameters, ws, to_mu, of_complexity / len(self.draws))
 
 
 class _Connect(torch.autograd.Function):
