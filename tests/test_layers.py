@@ -109,11 +109,6 @@ ROWS = {
     "embedding, padding": Row(
         lambda: nn.Embedding(5, 3, padding_idx=0), lambda: (torch.tensor([[1, 0, 2], [3, 4, 0]]),)
     ),
-    "embedding, sparse": Row(
-        lambda: nn.Embedding(5, 3, sparse=True),
-        lambda: (torch.tensor([[1, 4, 1], [0, 2, 3]]),),
-        fallback=("weight",),
-    ),
     "embedding, one example": Row(lambda: nn.Embedding(4, 2), lambda: (torch.tensor([1, 3]),)),
     "rnn": Row(lambda: First(nn.RNN(3, 2)), _normal(4, 2, 3), False, ("core.*",)),
     "lstm": Row(

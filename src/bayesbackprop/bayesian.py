@@ -1,22 +1,23 @@
 """The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import complexity, kernels, noise
+from bayesbackprop import complexity, kernels
 from bayesbackprop._errors import check_count, check_positive, invalid, tensor_shape
 from bayesbackprop.estimators import Estimating, Estimator, Site
+from bayesbackprop.layout import Layout
 from bayesbackprop.likelihoods import Likelihood
-from bayesbackprop.noise import Key, Role, Word
+from bayesbackprop.noise import Key, Word
 from bayesbackprop.plan import Entry, Select, make_plan, per_parameter, print_plan
 from bayesbackprop.posterior import CONSTANT, InitialSigma, Mirror, WeightPosterior, initial_rho
 from bayesbackprop.predict import Ensemble, Predictive, over_draws, predictive
 from bayesbackprop.priors import Prior, ScaleMixture
-from bayesbackprop.swap import call_with, find, is_simple
+from bayesbackprop.swap import call_with, is_simple
 
 # Seeds stay below this so that they fit a signed 64-bit integer wherever they are stored.
 _SEEDS = 2**63
@@ -88,14 +89,14 @@ class Bayesian(nn.Module):
         self.register_buffer("_seed", torch.tensor(seed))
         self.register_load_state_dict_post_hook(_adopt_seed)  # type: ignore[no-untyped-call]
         self.simple = is_simple(net)
-        self._kept: kernels.Parameters | None = None
+        self._kept: Layout | None = None
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
 
     @property
     def posterior(self) -> dict[str, WeightPosterior]:
         """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
-        return {name: WeightPosterior(find(self.net, name), find(self.rho, name)) for name in self._entries}
+        return {name: parameter.q for name, parameter in self.layout().parameters.by_name.items()}
 
     def report(self) -> str:
         """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why not where not."""
@@ -113,7 +114,7 @@ class Bayesian(nn.Module):
 
     def complexity_closed(self) -> Tensor:
         """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
-        terms = [complexity.closed(q, self._prior(name), self._centre(name)) for name, q in self.posterior.items()]
+        terms = [complexity.closed(p.q, p.prior, p.centre) for p in self.layout().parameters.each]
         return torch.stack(terms).sum()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,14 +139,15 @@ class Bayesian(nn.Module):
         """
         check_count("Bayesian.predict", draws=draws, memory=memory)
         key = self._key(0, 0, seed)
-        shared = [name for name, entry in self._entries.items() if entry.estimator == "shared"]
+        shared = self.layout().shared.names
 
-        def run(each: tuple[Tensor, dict[str, Tensor]]) -> Any:
+        def run(each: tuple[Tensor, list[Tensor]]) -> Any:
             index, weights = each
-            return self._run(weights, Draw(self, key._replace(draw=index)), args, kwargs)
+            return Draw(self, key._replace(draw=index)).run_with(weights, args, kwargs)
 
-        def chunk(start: int, stop: int) -> tuple[Tensor, dict[str, Tensor]]:
-            return torch.arange(start, stop), self._draw_many(shared, key._replace(draw=start), stop - start)
+        def chunk(start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+            weights = self._draw_many(shared, key._replace(draw=start), stop - start)
+            return torch.arange(start, stop), list(weights.values())
 
         outputs = over_draws(self.net, run, chunk, draws, memory)
         return predictive(self.likelihood, outputs, draws)
@@ -162,33 +164,14 @@ class Bayesian(nn.Module):
 
     # --- what draws need ---------------------------------------------------------------------------------------------
 
-    def kernel_parameters(self) -> kernels.Parameters:
-        """The Bayesian parameters as the kernels take them."""
-        posterior = self.posterior
+    def layout(self) -> Layout:
+        """Where everything stands now."""
         kept = self._kept
-        if (
-            kept is None
-            or torch.compiler.is_compiling()
-            or any(
-                old.q[0] is not new[0] or old.q[1] is not new[1]
-                for old, new in zip(kept.each, posterior.values(), strict=True)
-            )
-        ):
-            kept = kernels.Parameters(
-                {
-                    name: kernels.Parameter(q, self._prior(name), self._centre(name), noise.stream(number, Role.WEIGHT))
-                    for number, (name, q) in enumerate(posterior.items())
-                }
-            )
+        if kept is None or torch.compiler.is_compiling() or not kept.holds():
+            kept = Layout(self.net, self.rho, self.centre if self.has_centre else None, self.plan)
             if not torch.compiler.is_compiling():
                 self._kept = kept
         return kept
-
-    def deterministic(self) -> list[Tensor]:
-        """What is trained without being random: the other parameters of the network, and those of the likelihood."""
-        names = [entry.name for entry in self.plan if entry.prior is None]
-        others = [*(find(self.net, name) for name in names), *self.likelihood.parameters()]
-        return [parameter for parameter in others if parameter.requires_grad]
 
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
         if seed is not None:
@@ -196,28 +179,8 @@ class Bayesian(nn.Module):
         return Key(self.seed if seed is None else seed, step, index)
 
     def _draw_many(self, names: list[str], key: Key, many: int) -> dict[str, Tensor]:
-        parameters = self.kernel_parameters().subset(names)
+        parameters = self.layout().parameters.subset(names)
         return dict(zip(names, kernels.draw_many(parameters, key, many), strict=True))
-
-    def _run(self, weights: Mapping[str, Tensor], draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The network with these weights for what is ``shared`` and the estimators' rules for the rest."""
-        if len(weights) == len(self._entries):
-            return call_with(self.net, weights, args, kwargs, simple=self.simple)
-        sites: dict[Tensor, Site] = {}
-        for number, (name, q) in enumerate(self.posterior.items()):
-            rule = self._entries[name].estimator
-            if rule is not None and rule != "shared":
-                sites[q.mu] = Site(name, number, q, rule, functools.partial(draw.weight, name))
-        with Estimating(sites, draw.key):
-            return call_with(self.net, weights, args, kwargs, simple=self.simple)
-
-    def _prior(self, name: str) -> Prior:
-        prior = self._entries[name].prior
-        assert prior is not None
-        return prior
-
-    def _centre(self, name: str) -> Tensor | None:
-        return find(self.centre, name) if self.has_centre else None
 
     @property
     def has_centre(self) -> bool:
@@ -236,21 +199,30 @@ class Draw:
     way from there to mu and rho in one call (see ``objective``).
     """
 
-    def __init__(
-        self, model: Bayesian, key: Key, parameters: kernels.Parameters | None = None, *, leaf: bool = False
-    ) -> None:
+    def __init__(self, model: Bayesian, key: Key, *, leaf: bool = False) -> None:
         self._model = model
-        self.key = key
+        self._key = key
         self._leaf = leaf
-        self._parameters = model.kernel_parameters() if parameters is None else parameters
+        self._layout = model.layout()
         self._drawn: tuple[dict[str, Tensor], Tensor] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the network at this draw."""
-        entries = self._model._entries.items()
-        shared = [name for name, entry in entries if entry.estimator == "shared"]
-        weights = {name: self.weight(name) for name in shared}
-        return self._model._run(weights, self, args, kwargs)
+        shared = self._layout.shared.names
+        return self.run_with([self.weights[name] for name in shared] if shared else [], args, kwargs)
+
+    def run_with(self, shared: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output with these weights for what is ``shared``, and the estimators' rules for the rest."""
+        layout, net, simple = self._layout, self._model.net, self._model.simple
+        if not layout.rules:
+            return call_with(net, layout.shared, shared, args, kwargs, simple=simple)
+        sites = {
+            parameter.q.mu: Site(name, number, parameter.q, layout.rules[name], functools.partial(self._weight, name))
+            for number, (name, parameter) in enumerate(layout.parameters.by_name.items())
+            if name in layout.rules
+        }
+        with Estimating(sites, self._key):
+            return call_with(net, layout.shared, shared, args, kwargs, simple=simple)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -266,16 +238,16 @@ class Draw:
 
     def _draw(self) -> tuple[dict[str, Tensor], Tensor]:
         if self._drawn is None:
+            parameters = self._layout.parameters
             if self._leaf:
-                ws, cost = kernels.draw_leaves(self._parameters, self.key)
+                ws, cost = kernels.draw_leaves(parameters, self._key)
                 complexity = torch.tensor(cost, dtype=ws[0].dtype)
             else:
-                ws, complexity = kernels.sample(self._parameters, self.key)
-            self._drawn = dict(zip(self._parameters.by_name, ws, strict=True)), complexity
+                ws, complexity = kernels.sample(parameters, self._key)
+            self._drawn = dict(zip(parameters.by_name, ws, strict=True)), complexity
         return self._drawn
 
-    def weight(self, name: str) -> Tensor:
-        """The drawn weights of one parameter."""
+    def _weight(self, name: str) -> Tensor:
         return self.weights[name]
 
 

@@ -76,8 +76,6 @@ _LAYERS: tuple[type[nn.Module], ...] = (
 
 def treats(module: nn.Module) -> bool:
     """Whether ``local`` and ``flipout`` have a rule for this layer."""
-    if isinstance(module, nn.Embedding) and module.sparse:
-        return False  # a sparse gradient has no square
     return any(isinstance(module, layer) and type(module).forward is layer.forward for layer in _LAYERS)
 
 

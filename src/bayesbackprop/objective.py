@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 from bayesbackprop._errors import Described, check_count, check_finite, check_not_negative, invalid
 from bayesbackprop.bayesian import Bayesian, Draw
 from bayesbackprop.complexity import minibatch_weights as checked_weights
-from bayesbackprop.kernels import Parameters, all_fused
+from bayesbackprop.kernels import all_fused
 from bayesbackprop.kernels.leaves import Graph, connect
+from bayesbackprop.layout import Layout
 from bayesbackprop.noise import Key
 
 _OWNER = "FreeEnergy"
@@ -54,7 +55,7 @@ class Cost(NamedTuple):
 
 
 def _has_hooks(parameter: Tensor) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 class FreeEnergy(nn.Module):
@@ -126,7 +127,7 @@ class FreeEnergy(nn.Module):
             batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
         """
         args, kwargs = _arguments(inputs)
-        given, wanted = _tensors((args, kwargs)), _tensors(targets)
+        given, wanted = _tensors(inputs if isinstance(inputs, Tensor) else (args, kwargs)), _tensors(targets)
         _check_batch("inputs", given)
         _check_batch("targets", wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -134,14 +135,14 @@ class FreeEnergy(nn.Module):
         weight = self._complexity_weight(_examples(wanted or given) * ranks, batch)
 
         model, step = self.model, self.step + 1
-        parameters = model.kernel_parameters()
-        leaf = self._takes_leaves(parameters, given)
-        versions = parameters.versions if leaf else []
+        layout = model.layout()
+        trained = [*layout.others.tensors, *model.likelihood.parameters()]
+        leaf = self._takes_leaves(layout, trained, given)
+        versions = layout.parameters.versions if leaf else []
         draws: list[Draw] = []
         likelihoods: list[Tensor] = []
         for k in range(self.draws):  # (2), averaged over the samples
-            key = Key(model.seed, step, rank * self.draws + k)
-            draws.append(Draw(model, key, parameters, leaf=leaf))
+            draws.append(Draw(model, Key(model.seed, step, rank * self.draws + k), leaf=leaf))
             log_prob = model.likelihood.log_prob(draws[k](*args, **kwargs), targets)
             likelihoods.append(-log_prob.mean())
         likelihood = _mean(likelihoods)
@@ -151,7 +152,8 @@ class FreeEnergy(nn.Module):
             complexity = model.complexity_closed()
         if leaf:
             leaves = [list(draw.weights.values()) for draw in draws]
-            graph = Graph(parameters, leaves, model.deterministic(), likelihood, complexity, versions)
+            others = [tensor for tensor in trained if tensor.requires_grad]
+            graph = Graph(layout.parameters, leaves, others, likelihood, complexity, versions)
             likelihood, complexity = connect(graph)
         weight = weight.to(complexity.dtype)
         total = likelihood + weight * complexity
@@ -161,16 +163,17 @@ class FreeEnergy(nn.Module):
         self.step.copy_(step)
         return Cost(total, likelihood, complexity, weight)
 
-    def _takes_leaves(self, parameters: Parameters, inputs: list[Tensor]) -> bool:
+    def _takes_leaves(self, layout: Layout, trained: list[Tensor], inputs: list[Tensor]) -> bool:
         """Whether the way from the weights to mu and rho can be taken in one call."""
+        parameters = layout.parameters
         return (
             self.complexity == "sampled"
+            and not layout.rules
             and torch.is_grad_enabled()
             and not dist.is_initialized()  # whose gradients are averaged by hooks of the graph
             and all_fused(parameters)
-            and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *self.model.deterministic())))
-            and all(entry.estimator in ("shared", None) for entry in self.model.plan)
             and not any(value.requires_grad for value in inputs)
+            and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *trained)))
         )
 
     def _complexity_weight(self, examples: int, batch: int | None) -> Tensor:

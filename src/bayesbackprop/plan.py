@@ -142,6 +142,8 @@ def _why_not_bayesian(
         return f"{type(module).__name__}: normalisation stays deterministic"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         return "max_norm rewrites it in place"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+        return "sparse=True: the gradients of a distribution are dense"
     if select is not None and not select(name, module):
         return "not selected"
     return ""

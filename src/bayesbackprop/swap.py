@@ -1,6 +1,10 @@
-"""Running a module with other tensors in the place of its parameters, quickly."""
+"""Finding the parameters of a module by name and running it with other tensors in their place, quickly.
 
-from collections.abc import Mapping
+``torch.func.functional_call`` does the second; for a small network it costs as much as the forward pass. The places are
+looked up once and checked at each use, so that a module exchanged in between is noticed.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,12 +12,32 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
-def find(root: nn.Module, name: str) -> Tensor:
-    """The parameter or buffer of a dotted name."""
-    module, attribute = _owner(root, name)
-    tensor = module._parameters[attribute] if attribute in module._parameters else module._buffers[attribute]
-    assert tensor is not None
-    return tensor
+class Places:
+    """Where parameters or buffers of these names stand in ``root``."""
+
+    def __init__(self, root: nn.Module, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.tensors: list[Tensor] = []
+        self.slots: list[tuple[dict[str, Any], str]] = []
+        self._path: list[tuple[dict[str, Any], str, object]] = []
+        for name in names:
+            *path, leaf = name.split(".")
+            module = root
+            for part in path:
+                child = module.get_submodule(part)
+                self._path.append((module._modules, part, child))
+                module = child
+            slot: dict[str, Any] = module._parameters if leaf in module._parameters else module._buffers
+            self.slots.append((slot, leaf))
+            self.tensors.append(slot[leaf])
+            self._path.append((slot, leaf, slot[leaf]))
+
+    def hold(self) -> bool:
+        """Whether everything still stands where it stood."""
+        for slot, name, value in self._path:  # noqa: SIM110
+            if slot.get(name) is not value:
+                return False
+        return True
 
 
 def is_simple(net: nn.Module) -> bool:
@@ -23,29 +47,24 @@ def is_simple(net: nn.Module) -> bool:
 
 
 def call_with(
-    net: nn.Module, weights: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], *, simple: bool
+    net: nn.Module,
+    places: Places,
+    weights: Sequence[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    simple: bool,
 ) -> Any:
-    """``torch.func.functional_call``, without its overhead, which for a small network is that of its forward pass.
+    """``net(*args, **kwargs)`` with ``weights`` in ``places``.
 
-    Compiled code and networks that are not :func:`is_simple` get the original.
+    Compiled code and networks that are not :func:`is_simple` go through ``functional_call``.
     """
     if not simple or torch.compiler.is_compiling():
-        return functional_call(net, dict(weights), args, kwargs)
-    places = [(*_owner(net, name), weight) for name, weight in weights.items()]
-    before = [module._parameters[attribute] for module, attribute, _ in places]
+        return functional_call(net, dict(zip(places.names, weights, strict=True)), args, kwargs)
     try:
-        for module, attribute, weight in places:
-            module._parameters[attribute] = weight  # type: ignore[assignment]
+        for (slot, name), weight in zip(places.slots, weights, strict=True):
+            slot[name] = weight
         return net(*args, **kwargs)
     finally:
-        for (module, attribute, _), parameter in zip(places, before, strict=True):
-            module._parameters[attribute] = parameter
-
-
-def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, attribute = name.rpartition(".")
-    for part in path.split(".") if path else ():
-        child = root._modules[part]
-        assert child is not None
-        root = child
-    return root, attribute
+        for (slot, name), parameter in zip(places.slots, places.tensors, strict=True):
+            slot[name] = parameter

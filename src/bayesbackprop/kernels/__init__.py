@@ -46,8 +46,8 @@ def all_fused(parameters: Parameters) -> bool:
     """Whether the fast twin treats all of these."""
     if not parameters.mus:
         return False
-    dtype = parameters.mus[0].dtype
-    return all(_fits(p) and p.q.mu.dtype == dtype for p in parameters.each)
+    first = parameters.mus[0]
+    return _runs(first.dtype, first.device) and all(_fits(p, first.dtype) for p in parameters.each)
 
 
 def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -70,11 +70,12 @@ def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
         return fused.sample(parameters, key)
     groups: dict[torch.dtype | None, list[str]] = {}
     for name, p in parameters.by_name.items():
-        groups.setdefault(p.q.mu.dtype if _fits(p) else None, []).append(name)
+        dtype = p.q.mu.dtype
+        groups.setdefault(dtype if _runs(dtype, p.q.mu.device) and _fits(p, dtype) else None, []).append(name)
     weights: dict[str, Tensor] = {}
     costs: list[Tensor] = []
-    for dtype, names in groups.items():
-        twin = reference if dtype is None else fused
+    for group, names in groups.items():
+        twin = reference if group is None else fused
         ws, cost = twin.sample(parameters.subset(names), key)
         weights.update(zip(names, ws, strict=True))
         costs.append(cost.to(parameters.mus[0].dtype))
@@ -106,13 +107,13 @@ def _runs(dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
-def _fits(p: Parameter) -> bool:
+def _fits(p: Parameter, dtype: torch.dtype) -> bool:
     mu, rho = p.q
     return (
-        _runs(mu.dtype, mu.device)
-        and type(p.prior) in fused.PRIORS
-        and rho.dtype == mu.dtype
+        mu.dtype is dtype
+        and rho.dtype is dtype
         and mu.is_contiguous()
         and rho.is_contiguous()
-        and (p.centre is None or (p.centre.dtype == mu.dtype and p.centre.is_contiguous()))
+        and type(p.prior) in fused.PRIORS
+        and (p.centre is None or (p.centre.dtype is dtype and p.centre.is_contiguous()))
     )

@@ -41,8 +41,7 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype) -> 
 
 def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
     """The weights of all ``parameters``, and log q(w|theta) - log P(w) over all of them."""
-    with torch.no_grad():
-        ws = [torch.empty_like(mu) for mu in parameters.mus]
+    ws = [torch.empty_like(mu) for mu in parameters.mus]
     return ws, _launch(_fused.draw, parameters, {_W: ws}, key, 1.0)
 
 

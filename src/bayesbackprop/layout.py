@@ -1,0 +1,40 @@
+"""Where the pieces of a model stand, looked up once and checked at each use."""
+
+from torch import nn
+
+from bayesbackprop import noise
+from bayesbackprop.estimators import Estimator
+from bayesbackprop.kernels import Parameter, Parameters
+from bayesbackprop.noise import Role
+from bayesbackprop.plan import Entry
+from bayesbackprop.posterior import WeightPosterior
+from bayesbackprop.swap import Places
+
+
+class Layout:
+    """The Bayesian parameters of a model as the kernels take them, and where they stand in the network."""
+
+    def __init__(self, net: nn.Module, rho: nn.Module, centre: nn.Module | None, plan: list[Entry]) -> None:
+        priors = {entry.name: entry.prior for entry in plan if entry.prior is not None}
+        names = list(priors)
+        self._means, self._rhos = Places(net, names), Places(rho, names)
+        self._centres = None if centre is None else Places(centre, names)
+        self.shared = Places(net, [entry.name for entry in plan if entry.estimator == "shared"])
+        self.others = Places(net, [entry.name for entry in plan if entry.prior is None])
+        self.rules: dict[str, Estimator] = {
+            e.name: e.estimator for e in plan if e.estimator and e.estimator != "shared"
+        }
+        centres = [None] * len(names) if self._centres is None else self._centres.tensors
+        self.parameters = Parameters(
+            {
+                name: Parameter(WeightPosterior(mu, rho), prior, centre, noise.stream(number, Role.WEIGHT))
+                for number, (name, prior, mu, rho, centre) in enumerate(
+                    zip(names, priors.values(), self._means.tensors, self._rhos.tensors, centres, strict=True)
+                )
+            }
+        )
+
+    def holds(self) -> bool:
+        """Whether everything still stands where it stood."""
+        places = (self._means, self._rhos, self._centres, self.others)
+        return all(place is None or place.hold() for place in places)
