@@ -168,7 +168,8 @@ class Bayesian(nn.Module):
         """Where everything stands now."""
         kept = self._kept
         if kept is None or torch.compiler.is_compiling() or not kept.holds():
-            kept = Layout(self.net, self.rho, self.centre if self.has_centre else None, self.plan)
+            centre = self.centre if self.has_centre else None
+            kept = Layout(self.net, self.likelihood, self.rho, centre, self.plan)
             if not torch.compiler.is_compiling():
                 self._kept = kept
         return kept

@@ -14,13 +14,18 @@ from bayesbackprop.swap import Places
 class Layout:
     """The Bayesian parameters of a model as the kernels take them, and where they stand in the network."""
 
-    def __init__(self, net: nn.Module, rho: nn.Module, centre: nn.Module | None, plan: list[Entry]) -> None:
+    def __init__(
+        self, net: nn.Module, likelihood: nn.Module, rho: nn.Module, centre: nn.Module | None, plan: list[Entry]
+    ) -> None:
         priors = {entry.name: entry.prior for entry in plan if entry.prior is not None}
         names = list(priors)
         self._means, self._rhos = Places(net, names), Places(rho, names)
         self._centres = None if centre is None else Places(centre, names)
         self.shared = Places(net, [entry.name for entry in plan if entry.estimator == "shared"])
-        self.others = Places(net, [entry.name for entry in plan if entry.prior is None])
+        # What may be trained without being random: the other parameters of the network, and those of the likelihood.
+        self._others = Places(net, [entry.name for entry in plan if entry.prior is None])
+        self._noise = Places(likelihood, [name for name, _ in likelihood.named_parameters()])
+        self.others = self._others.tensors + self._noise.tensors
         self.rules: dict[str, Estimator] = {
             e.name: e.estimator for e in plan if e.estimator and e.estimator != "shared"
         }
@@ -36,5 +41,5 @@ class Layout:
 
     def holds(self) -> bool:
         """Whether everything still stands where it stood."""
-        places = (self._means, self._rhos, self._centres, self.others)
+        places = (self._means, self._rhos, self._centres, self._others, self._noise)
         return all(place is None or place.hold() for place in places)

@@ -25,7 +25,7 @@ from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.kernels import all_fused
 from bayesbackprop.kernels.leaves import Graph, connect
 from bayesbackprop.layout import Layout
-from bayesbackprop.noise import Key
+from bayesbackprop.noise import Key, Word
 
 _OWNER = "FreeEnergy"
 
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
         if graph is None:
             self.total.backward()
         else:
-            graph.backward(float(self.complexity_weight))
+            graph.backward()
 
 
 def _has_hooks(parameter: Tensor) -> bool:
@@ -132,12 +132,11 @@ class FreeEnergy(nn.Module):
         _check_batch("targets", wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
-        weight = self._complexity_weight(_examples(wanted or given) * ranks, batch)
+        step = self.step + 1 if torch.compiler.is_compiling() else int(self.step) + 1
+        weight = self._complexity_weight(_examples(wanted or given) * ranks, batch, step)
 
-        model, step = self.model, self.step + 1
-        layout = model.layout()
-        trained = [*layout.others.tensors, *model.likelihood.parameters()]
-        leaf = self._takes_leaves(layout, trained, given)
+        model, layout = self.model, self.model.layout()
+        leaf = self._takes_leaves(layout, given)
         versions = layout.parameters.versions if leaf else []
         draws: list[Draw] = []
         likelihoods: list[Tensor] = []
@@ -152,18 +151,17 @@ class FreeEnergy(nn.Module):
             complexity = model.complexity_closed()
         if leaf:
             leaves = [list(draw.weights.values()) for draw in draws]
-            others = [tensor for tensor in trained if tensor.requires_grad]
-            graph = Graph(layout.parameters, leaves, others, likelihood, complexity, versions)
-            likelihood, complexity = connect(graph)
-        weight = weight.to(complexity.dtype)
-        total = likelihood + weight * complexity
-        check_finite("total cost", _OWNER, total)
-        if leaf:
+            others = [tensor for tensor in layout.others if tensor.requires_grad]
+            graph = Graph(layout.parameters, leaves, others, likelihood, complexity, float(weight), versions)
+            total, likelihood, complexity = connect(graph)
             setattr(total, _GRAPH, graph)
-        self.step.copy_(step)
-        return Cost(total, likelihood, complexity, weight)
+        else:
+            total = likelihood + weight * complexity
+        check_finite("total cost", _OWNER, total)
+        self.step.add_(1)
+        return Cost(total, likelihood, complexity, torch.as_tensor(weight, dtype=total.dtype))
 
-    def _takes_leaves(self, layout: Layout, trained: list[Tensor], inputs: list[Tensor]) -> bool:
+    def _takes_leaves(self, layout: Layout, inputs: list[Tensor]) -> bool:
         """Whether the way from the weights to mu and rho can be taken in one call."""
         parameters = layout.parameters
         return (
@@ -173,18 +171,20 @@ class FreeEnergy(nn.Module):
             and not dist.is_initialized()  # whose gradients are averaged by hooks of the graph
             and all_fused(parameters)
             and not any(value.requires_grad for value in inputs)
-            and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *trained)))
+            and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *layout.others)))
         )
 
-    def _complexity_weight(self, examples: int, batch: int | None) -> Tensor:
+    def _complexity_weight(self, examples: int, batch: int | None, step: Word) -> float | Tensor:
         """T * pi_i / |D_i|, and the warm-up."""
         if examples > self.n:
             constraint = f"the size of the training set, at least the {examples} examples of this minibatch"
             raise invalid("n", _OWNER, constraint, self.n)
         weight = self.temperature * self._share_per_example(examples, batch)
-        if self.warmup:
-            weight = weight * ((self.step.double() + 1) / self.warmup).clamp(max=1)
-        return torch.as_tensor(weight, dtype=torch.float64, device=self.step.device)
+        if not self.warmup:
+            return weight
+        if isinstance(step, Tensor):
+            return weight * (step.double() / self.warmup).clamp(max=1)
+        return weight * min(1.0, step / self.warmup)
 
     def _share_per_example(self, examples: int, batch: int | None) -> float | Tensor:
         """pi_i / |D_i|."""

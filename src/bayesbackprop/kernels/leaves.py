@@ -27,6 +27,7 @@ class Graph:
     others: Sequence[Tensor]
     likelihood: Tensor
     complexity: Tensor
+    complexity_weight: float
     versions: list[int]
 
     @property
@@ -34,28 +35,28 @@ class Graph:
         """What the caller's graph is to be connected to."""
         return [*self.parameters.mus, *self.parameters.rhos, *self.others]
 
-    def backward(self, complexity_weight: float) -> None:
-        """Add the gradients of likelihood + complexity_weight * complexity to ``.grad``."""
+    def backward(self) -> None:
+        """Add the gradients of the total, likelihood + complexity_weight * complexity, to ``.grad``."""
         self.likelihood.backward()
         for ws in self.draws:
             to_mu = [fused.dense(w.grad, w) for w in ws]
-            to_rho = self._scale_and_shift(ws, to_mu, complexity_weight)
+            to_rho = self._scale_and_shift(ws, to_mu, self.complexity_weight)
             for parameter, gradient in zip(self.inputs, to_mu + to_rho, strict=False):
                 _accumulate(parameter, gradient)
 
-    def gradients(self, of_likelihood: Tensor, of_complexity: Tensor) -> list[Tensor | None]:
+    def gradients(self, of_likelihood: float, of_complexity: float) -> list[Tensor | None]:
         """The gradients of all ``inputs``; what else the likelihood depends on has its own added to ``.grad``."""
         before = [other.grad for other in self.others]
         for other in self.others:
             other.grad = None
-        self.likelihood.backward(of_likelihood)
+        self.likelihood.backward(torch.full_like(self.likelihood, of_likelihood))
         of_others = [other.grad for other in self.others]
         for other, gradient in zip(self.others, before, strict=True):
             other.grad = gradient
         sums: list[Tensor] = []
         for ws in self.draws:
             to_mu = [fused.dense(w.grad, w) for w in ws]
-            both = to_mu + self._scale_and_shift(ws, to_mu, float(of_complexity))
+            both = to_mu + self._scale_and_shift(ws, to_mu, of_complexity)
             sums = [a + b for a, b in zip(sums, both, strict=True)] if sums else both
         return [*sums, *of_others]
 
@@ -70,21 +71,24 @@ class Graph:
 
 class _Connect(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: Graph, *_: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, graph: Graph, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.graph = graph
-        return graph.likelihood.detach().clone(), graph.complexity.clone()
+        ctx.set_materialize_grads(False)
+        likelihood = graph.likelihood.detach()
+        return likelihood + graph.complexity_weight * graph.complexity, likelihood, graph.complexity
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, likelihood, complexity = (0.0 if gradient is None else float(gradient) for gradient in gradients)
         with torch.enable_grad():
-            return (None, *ctx.graph.gradients(*gradients))
+            return (None, *ctx.graph.gradients(total + likelihood, total * ctx.graph.complexity_weight + complexity))
 
 
-def connect(graph: Graph) -> tuple[Tensor, Tensor]:
-    """The likelihood cost and the complexity as differentiable functions of mu, rho and the rest."""
-    likelihood, complexity = _Connect.apply(graph, *graph.inputs)  # type: ignore[no-untyped-call]
-    return likelihood, complexity
+def connect(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """The total, the likelihood cost and the complexity as differentiable functions of mu, rho and the rest."""
+    total, likelihood, complexity = _Connect.apply(graph, *graph.inputs)  # type: ignore[no-untyped-call]
+    return total, likelihood, complexity
 
 
 def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
