@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesbackprop import kernels, noise
 from bayesbackprop.noise import Key, Role
-from bayesbackprop.posterior import WeightPosterior
+from bayesbackprop.posterior import Moments, WeightPosterior
 
 Estimator = Literal["shared", "local", "flipout"]
 ESTIMATORS: tuple[str, ...] = get_args(Estimator)
@@ -84,7 +84,7 @@ class Site(NamedTuple):
 
     name: str
     number: int
-    q: WeightPosterior
+    q: WeightPosterior | Moments
     rule: Estimator
     draw: Callable[[], Tensor]  # the weight as ``shared`` draws it
 
@@ -140,8 +140,8 @@ class Estimating(TorchFunctionMode):
             self._called.add(site.name)
             replaced: dict[str, Tensor | None] = {name: named[name].square() for name in operation.linear_in}
             if has_bias:
-                replaced["bias"] = bias.q.sigma.square() if bias else None
-            variance = call(weight=site.q.sigma.square(), **replaced)
+                replaced["bias"] = bias.q.variance if bias else None
+            variance = call(weight=site.q.variance, **replaced)
             zeta = self._noise(kernels.normal, tuple(mean.shape), site, Role.ACTIVATION, mean)
             return mean + _sqrt(variance) * zeta
         replaced = {}

@@ -66,6 +66,11 @@ class WeightPosterior(NamedTuple):
         return torch.where(self.random, self.mu, self.mu.detach())
 
     @property
+    def variance(self) -> Tensor:
+        """sigma^2."""
+        return self.sigma.square()
+
+    @property
     def snr(self) -> Tensor:
         """The signal-to-noise ratio |mu| / sigma, by which weights are pruned; 0 for a constant zero."""
         return torch.where((self.mu == 0) & ~self.random, 0.0, self.mu.abs() / self.sigma)
@@ -90,6 +95,19 @@ class WeightPosterior(NamedTuple):
     def entropy(self) -> Tensor:
         """The entropy of each weight's posterior, log(sigma) + log(2 pi e) / 2."""
         return self.log_sigma + 0.5 * (_LOG_2PI + 1)
+
+
+class Moments(NamedTuple):
+    """The mean and variance of a posterior, computed once for many uses."""
+
+    mu: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    @staticmethod
+    def of(q: WeightPosterior) -> "Moments":
+        """Those of ``q`` as it is now."""
+        return Moments(q.mu, q.mean, q.variance)
 
 
 @dataclass(frozen=True)

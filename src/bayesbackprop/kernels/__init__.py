@@ -54,6 +54,8 @@ def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, de
     """Standard normal numbers, a pure function of ``key`` and ``stream``."""
     if _runs(dtype, device):
         return fused.normal(shape, key, stream, dtype)
+    if _may_run(dtype, device) and isinstance(key.step, int) and isinstance(key.draw, Tensor):
+        return fused.normal_in_vmap(shape, key, stream, dtype)
     return noise.normal(shape, key, stream, dtype, device)
 
 
@@ -84,7 +86,8 @@ def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
 
 def draw_leaves(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
     """As :func:`sample` for parameters that are :func:`all_fused`, but as leaves of a graph of their own."""
-    ws, complexity = fused.draw(parameters, key)
+    ws = parameters.weights.like(parameters.mus)
+    complexity = fused.draw(parameters, key, ws)
     return [w.requires_grad_() for w in ws], complexity
 
 
@@ -97,13 +100,16 @@ def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
 
 
 def _runs(dtype: torch.dtype, device: torch.device) -> bool:
+    return _may_run(dtype, device) and torch._C._functorch.peek_interpreter_stack() is None  # not inside vmap
+
+
+def _may_run(dtype: torch.dtype, device: torch.device) -> bool:
     return (
         _enabled
         and fused.available()
         and device.type == "cpu"
         and dtype in fused.TYPES
         and not torch.compiler.is_compiling()
-        and torch._C._functorch.peek_interpreter_stack() is None  # not inside vmap or another transform
     )
 
 

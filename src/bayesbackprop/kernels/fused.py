@@ -39,10 +39,40 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype) -> 
     return _fill(_fused.signs, torch.empty(shape, dtype=dtype), key, stream)
 
 
-def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
-    """The weights of all ``parameters``, and log q(w|theta) - log P(w) over all of them."""
-    ws = [torch.empty_like(mu) for mu in parameters.mus]
-    return ws, _launch(_fused.draw, parameters, {_W: ws}, key, 1.0)
+@torch.library.custom_op("bayesbackprop::normal", mutates_args=())
+def _normal_of_draw(draw: Tensor, seed: int, step: int, stream: int, shape: Sequence[int], double: bool) -> Tensor:
+    dtype = torch.float64 if double else torch.float32
+    return normal(tuple(shape), Key(seed, step, int(draw)), stream, dtype)
+
+
+@_normal_of_draw.register_vmap
+def _(
+    info: Any,  # noqa: ARG001
+    in_dims: tuple[int | None, ...],
+    draw: Tensor,
+    seed: int,
+    step: int,
+    stream: int,
+    shape: Sequence[int],
+    double: bool,
+) -> tuple[Tensor, int]:
+    assert in_dims[0] == 0
+    out = torch.empty((len(draw), *shape), dtype=torch.float64 if double else torch.float32)
+    for index, each in zip(draw.tolist(), out, strict=True):
+        _fill(_fused.normal, each, Key(seed, step, index), stream)
+    return out, 0
+
+
+def normal_in_vmap(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype) -> Tensor:
+    """As :func:`normal`, where ``vmap`` runs over the number of the draw."""
+    assert isinstance(key.draw, Tensor)
+    numbers: Tensor = _normal_of_draw(key.draw, key.seed, int(key.step), stream, shape, dtype == torch.float64)
+    return numbers
+
+
+def draw(parameters: Parameters, key: Key, ws: Sequence[Tensor]) -> float:
+    """Write the weights of all ``parameters`` into ``ws``; log q(w|theta) - log P(w) over all of them."""
+    return _launch(_fused.draw, parameters, {_W: ws}, key, 1.0)
 
 
 def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
@@ -59,7 +89,7 @@ def backward(
 
     (3), (4): Delta_mu = df/dw + df/dmu, Delta_rho = df/dw * eps / (1 + exp(-rho)) + df/drho.
     """
-    to_rho = [torch.empty_like(gradient) for gradient in gradients]
+    to_rho = parameters.gradients.like(gradients)
     columns = {_W: ws, _GW: gradients, _GMU: gradients, _GRHO: to_rho}
     _launch(_fused.backward, parameters, columns, Key(0), complexity_gradient)
     return to_rho
@@ -77,7 +107,8 @@ class _Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
-        ws, cost = draw(parameters, key)
+        ws = [torch.empty_like(mu) for mu in parameters.mus]
+        cost = draw(parameters, key, ws)
         ctx.parameters = parameters
         ctx.save_for_backward(*ws, *parameters.mus, *parameters.rhos)  # all, so that a change in between is noticed
         ctx.set_materialize_grads(False)

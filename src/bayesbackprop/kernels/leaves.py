@@ -43,6 +43,8 @@ class Graph:
             to_rho = self._scale_and_shift(ws, to_mu, self.complexity_weight)
             for parameter, gradient in zip(self.inputs, to_mu + to_rho, strict=False):
                 _accumulate(parameter, gradient)
+            for w in ws:
+                w.grad = None
 
     def gradients(self, of_likelihood: float, of_complexity: float) -> list[Tensor | None]:
         """The gradients of all ``inputs``; what else the likelihood depends on has its own added to ``.grad``."""
@@ -58,6 +60,8 @@ class Graph:
             to_mu = [fused.dense(w.grad, w) for w in ws]
             both = to_mu + self._scale_and_shift(ws, to_mu, of_complexity)
             sums = [a + b for a, b in zip(sums, both, strict=True)] if sums else both
+            for w in ws:
+                w.grad = None
         return [*sums, *of_others]
 
     def _scale_and_shift(self, ws: Sequence[Tensor], to_mu: Sequence[Tensor], of_complexity: float) -> list[Tensor]:
