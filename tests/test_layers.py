@@ -1,5 +1,6 @@
 """One contract for every layer under every estimator: the rows of the table times the properties below it."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -243,7 +244,7 @@ def test_predicting_in_parallel_is_drawing_one_by_one(row: Row, estimator: str) 
     net.eval()
     expected = torch.stack([model.draw(index=index)(*inputs) for index in range(3)])
     net.train(training)
-    predicted = model.predict(*inputs, draws=3).components.mean
+    predicted = model.predict(*inputs, draws=3, estimator=estimator).components.mean
     torch.testing.assert_close(predicted, expected.detach().flatten(0, 1))
     assert net.training == training
 
@@ -594,22 +595,21 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.equivalence
-@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@each_estimator
 def test_checkpointed_activations_are_right_or_refused(estimator: str) -> None:
-    """The second computation must see the draw as well. With ``shared`` nothing tells: the README says so."""
-    net, x, y = Checkpointed(), torch.randn(4, 3).double(), torch.randn(4, 2).double()
-    model = _wrap(net, estimator)
+    """The second computation must see the draw as well: gradients at the mean, without a word, would be the worst."""
+    start, x, y = Checkpointed(), torch.randn(4, 3).double(), torch.randn(4, 2).double()
 
-    def gradients() -> list[Tensor | None]:
-        model.zero_grad()
+    def gradients(active: bool) -> list[Tensor | None]:
+        net = copy.deepcopy(start)
+        net.active = active
+        model = _wrap(net, estimator)
         FreeEnergy(model, n=20)(x, y).backward()
         return [parameter.grad for parameter in model.parameters()]
 
-    net.active = False
-    expected = gradients()
-    net.active = True
+    expected = gradients(active=False)
     try:
-        got = gradients()
+        got = gradients(active=True)
     except RuntimeError:
         return
     torch.testing.assert_close(got, expected)

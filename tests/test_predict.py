@@ -340,7 +340,8 @@ def test_prediction_equals_a_loop_over_draws_whatever_the_memory(kind, estimator
     with torch.no_grad():
         loop = torch.stack([model.draw(index=k)(x) for k in range(11)])
     for memory in (1, 10**5, 10**6, 2**30):
-        logits = model.predict(x, draws=11, memory=memory).components.logits.reshape(loop.shape)
+        predicted = model.predict(x, draws=11, memory=memory, estimator=estimator)
+        logits = predicted.components.logits.reshape(loop.shape)
         torch.testing.assert_close(logits, loop.log_softmax(-1), rtol=1e-9, atol=1e-9)
     assert (loop[0] - loop[1]).abs().max() > 1e-3
 

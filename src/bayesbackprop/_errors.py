@@ -2,10 +2,13 @@
 
 import math
 import reprlib
+from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 120
@@ -14,8 +17,9 @@ _short.maxstring = _short.maxother = 120
 def invalid(parameter: str, owner: str, constraint: str, got: object) -> ValueError:
     """The error to raise when ``parameter`` of ``owner`` breaks its ``constraint``.
 
-    >>> print(invalid("sigma1", "ScaleMixture", "a float in (0, inf)", -1))
-    The 'sigma1' parameter of ScaleMixture must be a float in (0, inf). Got -1 instead.
+    Examples:
+        >>> print(invalid("sigma1", "ScaleMixture", "a float in (0, inf)", -1))
+        The 'sigma1' parameter of ScaleMixture must be a float in (0, inf). Got -1 instead.
     """
     shown = got if isinstance(got, Described) else _short.repr(got)
     return ValueError(f"The '{parameter}' parameter of {owner} must be {constraint}. Got {shown} instead.")
@@ -80,6 +84,24 @@ def check_finite(parameter: str, owner: str, value: Tensor) -> None:
         bad = int((~value.isfinite()).sum())
         got = Described(f"NaN or inf in {bad} of {value.numel()} numbers")
         raise invalid(parameter, owner, "finite", got)
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """All tensors inside ``values``."""
+    if isinstance(values, Tensor):
+        return [values]
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def check_batch(parameter: str, owner: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse a batch without examples, and NaN and infinities in it.
+
+    The first tensor is the data. Those after it may be masks, where -inf is a usual number.
+    """
+    for number, tensor in enumerate(tensors):
+        if tensor.dim() and len(tensor) == 0:
+            raise invalid(parameter, owner, "a minibatch of at least one example", Described("an empty one"))
+        check_finite(parameter, owner, tensor.clamp(min=-1) if number and tensor.is_floating_point() else tensor)
 
 
 def _is_number(value: object) -> bool:

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from bayesbackprop import complexity, kernels
-from bayesbackprop._errors import check_count, check_positive, invalid, tensor_shape
+from bayesbackprop._errors import (
+    Described,
+    check_batch,
+    check_callable,
+    check_count,
+    check_positive,
+    invalid,
+    tensor_shape,
+    tensors_of,
+)
 from bayesbackprop.estimators import Estimating, Estimator, Site
 from bayesbackprop.layout import Layout
 from bayesbackprop.likelihoods import Likelihood
@@ -17,10 +26,13 @@ from bayesbackprop.plan import Entry, Select, make_plan, per_parameter, print_pl
 from bayesbackprop.posterior import CONSTANT, InitialSigma, Mirror, Moments, WeightPosterior, initial_rho
 from bayesbackprop.predict import Ensemble, Predictive, over_draws, predictive
 from bayesbackprop.priors import Prior, ScaleMixture
-from bayesbackprop.swap import call_with, is_simple
+from bayesbackprop.swap import call_with, lock
 
 # Seeds stay below this so that they fit a signed 64-bit integer wherever they are stored.
 _SEEDS = 2**63
+
+# Steps and draws are words of the counter of the noise.
+_WORDS = 2**32
 
 # What predictions may hold at a time unless told otherwise.
 GIGABYTE = 2**30
@@ -46,11 +58,12 @@ class Bayesian(nn.Module):
             names to tensors.
         seed: Of all its noise. None takes one from torch's generator, so that ``torch.manual_seed`` decides.
 
-    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
-    >>> from bayesbackprop import Gaussian
-    >>> model = Bayesian(net, Gaussian(0.1), select=lambda name, module: name.startswith("2."))
-    >>> [entry.name for entry in model.plan if entry.prior is not None]
-    ['2.weight', '2.bias']
+    Examples:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> from bayesbackprop import Gaussian
+        >>> model = Bayesian(net, Gaussian(0.1), select=lambda name, module: name.startswith("2."))
+        >>> [entry.name for entry in model.plan if entry.prior is not None]
+        ['2.weight', '2.bias']
     """
 
     _seed: Tensor
@@ -70,6 +83,8 @@ class Bayesian(nn.Module):
     ) -> None:
         super().__init__()
         _check_net(net)
+        if select is not None:
+            check_callable("Bayesian", select=select)
         if not isinstance(likelihood, Likelihood):
             raise invalid("likelihood", "Bayesian", "a Likelihood, such as Categorical() or Gaussian(0.1)", likelihood)
         self.net = net
@@ -88,7 +103,6 @@ class Bayesian(nn.Module):
         # In the state_dict too, so that a run resumes with its own noise.
         self.register_buffer("_seed", torch.tensor(seed))
         self.register_load_state_dict_post_hook(_adopt_seed)  # type: ignore[no-untyped-call]
-        self.simple = is_simple(net)
         self._kept: Layout | None = None
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
@@ -129,7 +143,7 @@ class Bayesian(nn.Module):
         draws: int = 100,
         seed: int | None = None,
         memory: int = GIGABYTE,
-        estimator: Estimator | Mapping[str, Estimator] | None = None,
+        estimator: Estimator | Mapping[str, Estimator] = "shared",
         **kwargs: Any,
     ) -> Predictive:
         """The predictive distribution P(y|x) = E_q[P(y|x,w)]: the probabilities of ``draws`` networks, averaged.
@@ -141,13 +155,17 @@ class Bayesian(nn.Module):
             draws: How many weight draws to average.
             seed: Of the draws; None for the model's own.
             memory: Bytes that the draws running in parallel may hold at a time, as far as one draw's own use tells.
-            estimator: Other than the model's own, as in the constructor. For fully connected networks ``"local"`` is
-                by far the fastest for few inputs and gives each input the same predictive distribution.
+            estimator: ``"shared"`` draws whole networks, whatever the model was trained with. For fully connected
+                networks ``"local"`` is by far the fastest for few inputs and gives each input the same predictive
+                distribution; with convolutions or sequences it does not, as it makes their positions independent.
             **kwargs: What the network takes.
         """
         check_count("Bayesian.predict", draws=draws, memory=memory)
+        check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
-        layout = self.layout() if estimator is None else self._layout_with(estimator)
+        layout = self.layout()
+        if estimator != "shared" or layout.rules:
+            layout = self._layout_with(estimator)
         shared = layout.shared.names
         with torch.no_grad():
             moments = {name: Moments.of(layout.parameters.by_name[name].q) for name in layout.rules}
@@ -177,16 +195,17 @@ class Bayesian(nn.Module):
 
     def layout(self) -> Layout:
         """Where everything stands now."""
-        kept = self._kept
-        if kept is None or torch.compiler.is_compiling() or not kept.holds():
-            kept = self._make_layout(self.plan)
-            if not torch.compiler.is_compiling():
-                self._kept = kept
-        return kept
+        if torch.compiler.is_compiling():
+            return self._make_layout(self.plan)
+        with lock(self.net):
+            if self._kept is None or not self._kept.holds():
+                self._kept = self._make_layout(self.plan)
+            return self._kept
 
     def _layout_with(self, estimator: Estimator | Mapping[str, Estimator]) -> Layout:
         priors = {name: parameter.prior for name, parameter in self.layout().parameters.by_name.items()}
-        return self._make_layout(make_plan(self.net, priors, estimator, lambda name, _: name in priors, True))
+        with lock(self.net):
+            return self._make_layout(make_plan(self.net, priors, estimator, lambda name, _: name in priors, True))
 
     def _make_layout(self, plan: list[Entry]) -> Layout:
         return Layout(self.net, self.likelihood, self.rho, self.centre if self.has_centre else None, plan)
@@ -194,6 +213,9 @@ class Bayesian(nn.Module):
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
         if seed is not None:
             check_count("Bayesian", least=0, seed=seed)
+        for name, word in (("step", step), ("index", index)):
+            if not isinstance(word, Tensor) and not (type(word) is int and 0 <= word < _WORDS):
+                raise invalid(name, "Bayesian.draw", f"an int in [0, {_WORDS})", word)
         return Key(self.seed if seed is None else seed, step, index)
 
     def _draw_many(self, names: list[str], key: Key, many: int) -> dict[str, Tensor]:
@@ -240,9 +262,9 @@ class Draw:
 
     def run_with(self, shared: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output with these weights for what is ``shared``, and the estimators' rules for the rest."""
-        layout, net, simple = self._layout, self._model.net, self._model.simple
+        layout = self._layout
         if not layout.rules:
-            return call_with(net, layout.shared, shared, args, kwargs, simple=simple)
+            return call_with(layout.shared, shared, args, kwargs)
         sites = {
             parameter.q.mu: Site(
                 name,
@@ -255,7 +277,7 @@ class Draw:
             if name in layout.rules
         }
         with Estimating(sites, self._key):
-            return call_with(net, layout.shared, shared, args, kwargs, simple=simple)
+            return call_with(layout.shared, shared, args, kwargs)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -291,6 +313,8 @@ def _adopt_seed(model: Bayesian, _: Any) -> None:
 def _check_net(net: object) -> None:
     if not isinstance(net, nn.Module):
         raise invalid("net", "Bayesian", "a torch.nn.Module", net)
+    if any(isinstance(module, Bayesian) for module in net.modules()):
+        raise invalid("net", "Bayesian", "a network that has not been wrapped yet", Described("a Bayesian inside it"))
     for name, parameter in net.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"

@@ -31,8 +31,9 @@ def closed(q: WeightPosterior, prior: Prior, centre: Tensor | None) -> Tensor:
 def geometric(batches: int) -> Tensor:
     """The paper's (9): pi_i = 2^(M-i) / (2^M - 1) for i = 1 .. M, written so that it cannot overflow.
 
-    >>> geometric(3)
-    tensor([0.5714, 0.2857, 0.1429], dtype=torch.float64)
+    Examples:
+        >>> geometric(3)
+        tensor([0.5714, 0.2857, 0.1429], dtype=torch.float64)
     """
     i = torch.arange(1, batches + 1, dtype=torch.float64)
     return torch.exp2(-i) / -math.expm1(-batches * math.log(2))

@@ -3,6 +3,7 @@
 from torch import nn
 
 from bayesbackprop import noise
+from bayesbackprop._errors import invalid, tensor_shape
 from bayesbackprop.estimators import Estimator
 from bayesbackprop.kernels import Parameter, Parameters
 from bayesbackprop.noise import Role
@@ -29,6 +30,10 @@ class Layout:
         self.rules: dict[str, Estimator] = {
             e.name: e.estimator for e in plan if e.estimator and e.estimator != "shared"
         }
+        for name, mu, rho_ in zip(names, self._means.tensors, self._rhos.tensors, strict=True):
+            if mu.shape != rho_.shape:
+                constraint = f"the network that was wrapped: '{name}' had shape {list(rho_.shape)}"
+                raise invalid("net", "Bayesian", constraint, tensor_shape(mu))
         centres = [None] * len(names) if self._centres is None else self._centres.tensors
         self.parameters = Parameters(
             {

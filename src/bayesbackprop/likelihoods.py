@@ -34,8 +34,9 @@ class Likelihood(nn.Module, ABC):
 class Categorical(Likelihood):
     """Classes: the output holds logits ``[B, C, ...]``, the target class indices ``[B, ...]`` (int64).
 
-    >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2]))
-    tensor([-1.3863])
+    Examples:
+        >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2]))
+        tensor([-1.3863])
     """
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
@@ -59,8 +60,9 @@ class Categorical(Likelihood):
 class Bernoulli(Likelihood):
     """Yes or no: the output holds logits, the target 0 or 1, of the same shape ``[B, ...]``.
 
-    >>> Bernoulli().log_prob(torch.zeros(2), torch.tensor([1.0, 0.0]))
-    tensor([-0.6931, -0.6931])
+    Examples:
+        >>> Bernoulli().log_prob(torch.zeros(2), torch.tensor([1.0, 0.0]))
+        tensor([-0.6931, -0.6931])
     """
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
@@ -84,8 +86,9 @@ class Gaussian(Likelihood):
             means, then the numbers s of noise = log(1 + exp(s)).
         initial: Where a learnt noise starts.
 
-    >>> Gaussian(0.5).log_prob(torch.tensor([[1.0]]), torch.tensor([[1.0]]))
-    tensor([-0.2258])
+    Examples:
+        >>> Gaussian(0.5).log_prob(torch.tensor([[1.0]]), torch.tensor([[1.0]]))
+        tensor([-0.2258])
     """
 
     def __init__(self, noise: float | Literal["learnt", "per-input"] = "learnt", *, initial: float = 1.0) -> None:
@@ -98,6 +101,9 @@ class Gaussian(Likelihood):
             check_positive("Gaussian", noise=noise)
         self.noise = noise
         self.log_noise = nn.Parameter(torch.tensor(math.log(initial))) if noise == "learnt" else None
+
+    def extra_repr(self) -> str:
+        return f"noise={self.noise!r}" if self.log_noise is None else f"noise='learnt', now {self.log_noise.exp():.4g}"
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         mean, scale, log_scale = self._moments(output)

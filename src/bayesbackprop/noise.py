@@ -63,11 +63,12 @@ def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, de
 
     u1 has 32 bits and is never 0, so |eps| reaches 6.7.
 
-    >>> cpu = torch.device("cpu")
-    >>> a = normal((3,), Key(seed=1, step=7), stream(0, Role.WEIGHT), torch.float64, cpu)
-    >>> b = normal((2, 3), Key(seed=1, step=7), stream(0, Role.WEIGHT), torch.float64, cpu)
-    >>> bool((a == b[0]).all())
-    True
+    Examples:
+        >>> cpu = torch.device("cpu")
+        >>> a = normal((3,), Key(seed=1, step=7), stream(0, Role.WEIGHT), torch.float64, cpu)
+        >>> b = normal((2, 3), Key(seed=1, step=7), stream(0, Role.WEIGHT), torch.float64, cpu)
+        >>> bool((a == b[0]).all())
+        True
     """
     wide = dtype if dtype == torch.float64 else torch.float32
     x0, x1, x2, x3 = _words(shape, key, stream, device)
@@ -89,8 +90,9 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, dev
 def philox(counter: tuple[Word, Word, Word, Word], seed: int) -> tuple[Word, Word, Word, Word]:
     """Four random words from four counter words and a key.
 
-    >>> [f"{word:08x}" for word in philox((0, 0, 0, 0), seed=0)]
-    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    Examples:
+        >>> [f"{word:08x}" for word in philox((0, 0, 0, 0), seed=0)]
+        ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
     c0, c1, c2, c3 = counter
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK

@@ -17,9 +17,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from bayesbackprop._errors import Described, check_count, check_finite, check_not_negative, invalid
+from bayesbackprop._errors import (
+    Described,
+    check_batch,
+    check_count,
+    check_finite,
+    check_not_negative,
+    invalid,
+    tensors_of,
+)
 from bayesbackprop.bayesian import Bayesian, Draw
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.kernels import all_fused
@@ -45,13 +52,19 @@ class Cost(NamedTuple):
     complexity: Tensor
     complexity_weight: Tensor
 
-    def backward(self) -> None:
+    def backward(self, retain_graph: bool = False) -> None:
         """Add the gradients of the total to the parameters' ``.grad``, as ``total.backward()`` but faster."""
         graph: Graph | None = getattr(self.total, _GRAPH, None)
         if graph is None:
-            self.total.backward()
+            self.total.backward(retain_graph=retain_graph)
         else:
-            graph.backward()
+            graph.backward(retain_graph)
+
+    def __mul__(self, other: object) -> Any:
+        return NotImplemented  # a tuple would repeat itself; scale the total instead
+
+    def __rmul__(self, other: object) -> Any:
+        return NotImplemented
 
 
 def _has_hooks(parameter: Tensor) -> bool:
@@ -74,11 +87,12 @@ class FreeEnergy(nn.Module):
         temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold".
         warmup: Steps over which the complexity rises linearly to its full weight.
 
-    >>> from bayesbackprop import Gaussian
-    >>> model = Bayesian(nn.Linear(3, 1), Gaussian(0.1), seed=0)
-    >>> free_energy = FreeEnergy(model, n=100)
-    >>> cost = free_energy(torch.zeros(20, 3), torch.zeros(20, 1))
-    >>> cost.backward()
+    Examples:
+        >>> from bayesbackprop import Gaussian
+        >>> model = Bayesian(nn.Linear(3, 1), Gaussian(0.1), seed=0)
+        >>> free_energy = FreeEnergy(model, n=100)
+        >>> cost = free_energy(torch.zeros(20, 3), torch.zeros(20, 1))
+        >>> cost.backward()
     """
 
     step: Tensor
@@ -127,9 +141,9 @@ class FreeEnergy(nn.Module):
             batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
         """
         args, kwargs = _arguments(inputs)
-        given, wanted = _tensors(inputs if isinstance(inputs, Tensor) else (args, kwargs)), _tensors(targets)
-        _check_batch("inputs", given)
-        _check_batch("targets", wanted)
+        given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
+        check_batch("inputs", _OWNER, given)
+        check_batch("targets", _OWNER, wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
         step = self.step + 1 if torch.compiler.is_compiling() else int(self.step) + 1
@@ -170,6 +184,7 @@ class FreeEnergy(nn.Module):
             and torch.is_grad_enabled()
             and not dist.is_initialized()  # whose gradients are averaged by hooks of the graph
             and all_fused(parameters)
+            and all(tensor.requires_grad for tensor in (*parameters.mus, *parameters.rhos))
             and not any(value.requires_grad for value in inputs)
             and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *layout.others)))
         )
@@ -208,18 +223,15 @@ class FreeEnergy(nn.Module):
     def _minibatch_weights(self, scheme: str | Sequence[float] | Tensor) -> Tensor | None:
         if isinstance(scheme, str) and scheme == "uniform":
             return None
+        if isinstance(scheme, str) and scheme != "geometric":
+            constraint = "'uniform', 'geometric' or a sequence that sums to 1"
+            raise invalid("minibatch_weights", _OWNER, constraint, scheme)
         if self.batch_size is None:
             raise invalid("batch_size", _OWNER, "given where the minibatch weights are not uniform", None)
         check_count(_OWNER, batch_size=self.batch_size)
         if self.batch_size > self.n:
             raise invalid("batch_size", _OWNER, f"at most n={self.n}", self.batch_size)
         return checked_weights(scheme, self.n, self.batch_size)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def _examples(tensors: list[Tensor]) -> int:
@@ -231,13 +243,6 @@ def _examples(tensors: list[Tensor]) -> int:
 
 def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
-
-
-def _check_batch(parameter: str, tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        if tensor.dim() and len(tensor) == 0:
-            raise invalid(parameter, _OWNER, "a minibatch of at least one example", Described("an empty one"))
-        check_finite(parameter, _OWNER, tensor)
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

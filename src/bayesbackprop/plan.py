@@ -37,8 +37,9 @@ def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -
 
     A parameter's own name counts before patterns, and of those the first that matches.
 
-    >>> per_parameter({"*.bias": 1.0, "*": 0.1}, ["0.weight", "0.bias"], "sigma")
-    {'0.weight': 0.1, '0.bias': 1.0}
+    Examples:
+        >>> per_parameter({"*.bias": 1.0, "*": 0.1}, ["0.weight", "0.bias"], "sigma")
+        {'0.weight': 0.1, '0.bias': 1.0}
     """
     if not isinstance(spec, Mapping):
         return dict.fromkeys(names, spec)
@@ -102,7 +103,7 @@ def print_plan(entries: list[Entry], extra: Mapping[str, tuple[str, ...]], extra
     titles = ("parameter", "shape", "weights", "prior", "estimator", *extra_titles, "remark")
     rows = [titles]
     for entry in entries:
-        kind = ("deterministic", "-") if entry.prior is None else (repr(entry.prior), str(entry.estimator))
+        kind = ("deterministic", "-") if entry.prior is None else (_short(entry.prior), str(entry.estimator))
         columns = extra.get(entry.name, ("-",) * len(extra_titles))
         rows.append(
             (entry.name, "x".join(map(str, entry.shape)) or "1", f"{entry.numel:,}", *kind, *columns, entry.why)
@@ -113,6 +114,10 @@ def print_plan(entries: list[Entry], extra: Mapping[str, tuple[str, ...]], extra
     total = sum(entry.numel for entry in entries)
     lines.append(f"{random:,} of {total:,} weights are Bayesian.")
     return "\n".join(lines)
+
+
+def _short(prior: Prior) -> str:
+    return re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.4g}", repr(prior))
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,9 @@ class Moments(NamedTuple):
 class Relative:
     """An initial sigma in proportion to |mu|, no smaller than ``floor``.
 
-    >>> Relative(0.1)(torch.tensor([2.0, 0.0]))
-    tensor([0.2000, 0.0010])
+    Examples:
+        >>> Relative(0.1)(torch.tensor([2.0, 0.0]))
+        tensor([0.2000, 0.0010])
     """
 
     fraction: float

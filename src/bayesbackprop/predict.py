@@ -5,6 +5,7 @@ disagree about, and what more data would remove. For classes the whole is the en
 information of label and weights; for numbers the whole is the variance, split by the law of total variance.
 """
 
+import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, distributions, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bayesbackprop._errors import check_count, check_probability, invalid, tensor_shape
+from bayesbackprop._errors import check_batch, check_count, check_probability, invalid, tensor_shape, tensors_of
 from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.swap import Places, call_with, lock
 
 # The entropy of a mixture is integrated between nodes at these multiples of each component's standard deviation (beyond
 # 9 there is less than 1e-18 of it), with three Gauss-Legendre points in between: about 1e-7.
@@ -195,20 +197,23 @@ class Ensemble:
     """A fixed set of weight draws: ``ensemble(x)`` gives their outputs ``[draws, ...]``, ``predict`` averages them."""
 
     def __init__(self, net: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor]) -> None:
-        self.net = net
-        self.likelihood = likelihood
+        self.net = copy.deepcopy(net)  # what is not random must not change either
+        self.likelihood = copy.deepcopy(likelihood)
         self.weights = dict(weights)
+        self._places = Places(self.net, list(self.weights))
         self.draws = len(next(iter(self.weights.values())))
 
     def __call__(self, *args: Any, memory: int = 2**30, **kwargs: Any) -> Any:
         """The outputs of all the draws, stacked along a new first dimension."""
         check_count("Ensemble", memory=memory)
 
-        def run(weights: dict[str, Tensor]) -> Any:
-            return functional_call(self.net, weights, args, kwargs)
+        check_batch("inputs", "Ensemble", tensors_of((args, kwargs)))
 
-        def chunk(start: int, stop: int) -> dict[str, Tensor]:
-            return {name: weight[start:stop] for name, weight in self.weights.items()}
+        def run(weights: list[Tensor]) -> Any:
+            return call_with(self._places, weights, args, kwargs)
+
+        def chunk(start: int, stop: int) -> list[Tensor]:
+            return [weight[start:stop] for weight in self.weights.values()]
 
         return over_draws(self.net, run, chunk, self.draws, memory)
 
@@ -219,7 +224,8 @@ class Ensemble:
 
 def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
     """The predictive distribution from outputs ``[draws, B, ...]``."""
-    components = likelihood.distribution(tree_map(lambda output: output.flatten(0, 1), outputs))
+    with torch.no_grad():
+        components = likelihood.distribution(tree_map(lambda output: output.flatten(0, 1), outputs))
     if isinstance(components, (distributions.Categorical, distributions.Bernoulli)):
         return ClassPredictive(components, draws)
     return ValuePredictive(components, draws)
@@ -239,7 +245,7 @@ def over_draws(
             lambda output: output.unsqueeze(0), run(tree_map(lambda item: item[0], chunk(index, index + 1)))
         )
 
-    with _evaluating(net):
+    with lock(net), _evaluating(net):
         with _Allocations() as allocations:
             results = [one(0)]
         at_a_time = memory // max(1, allocations.total)
@@ -288,6 +294,8 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def _levels(q: Sequence[float], like: Tensor) -> Tensor:
+    if not isinstance(q, Sequence) or not q:
+        raise invalid("q", "quantiles", "a list of floats in [0, 1]", q)
     for level in q:
         check_probability("quantiles", q=level)
     return torch.as_tensor(list(q), dtype=like.dtype, device=like.device)

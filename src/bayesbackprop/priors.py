@@ -39,8 +39,9 @@ class Prior(ABC):
 class Normal(Prior):
     """A Gaussian, P(w) = N(w | 0, sigma^2).
 
-    >>> Normal(0.1).log_density(torch.tensor(0.0))
-    tensor(1.3836)
+    Examples:
+        >>> Normal(0.1).log_density(torch.tensor(0.0))
+        tensor(1.3836)
     """
 
     sigma: float = 1.0
@@ -62,8 +63,9 @@ class ScaleMixture(Prior):
 
     The defaults are the middle of the grid the paper searched.
 
-    >>> ScaleMixture(pi=0.25, sigma1=1.0, sigma2=0.01).log_density(torch.tensor([0.0, 3.0]))
-    tensor([ 3.4019, -6.8052])
+    Examples:
+        >>> ScaleMixture(pi=0.25, sigma1=1.0, sigma2=0.01).log_density(torch.tensor([0.0, 3.0]))
+        tensor([ 3.4019, -6.8052])
     """
 
     pi: float = 0.5
@@ -84,8 +86,9 @@ class ScaleMixture(Prior):
 class Laplace(Prior):
     """A double exponential, P(w) = exp(-|w| / scale) / (2 scale).
 
-    >>> Laplace(1.0).log_density(torch.tensor([0.5, -1.0]))
-    tensor([-1.1931, -1.6931])
+    Examples:
+        >>> Laplace(1.0).log_density(torch.tensor([0.5, -1.0]))
+        tensor([-1.1931, -1.6931])
     """
 
     scale: float = 1.0
@@ -108,9 +111,10 @@ class Laplace(Prior):
 class LogDensity(Prior):
     """Any prior: ``function`` gives log P(w) element by element, differentiably.
 
-    >>> cauchy = LogDensity(lambda w: -torch.log1p(w.square()) - math.log(math.pi), name="Cauchy")
-    >>> cauchy
-    LogDensity(Cauchy)
+    Examples:
+        >>> cauchy = LogDensity(lambda w: -torch.log1p(w.square()) - math.log(math.pi), name="Cauchy")
+        >>> cauchy
+        LogDensity(Cauchy)
     """
 
     function: Callable[[Tensor], Tensor]

@@ -50,6 +50,8 @@ class _Metadata:
 
 def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
     """Write ``model`` to ``path``, whole or not at all."""
+    if not isinstance(model, Bayesian):
+        raise invalid("model", "save", "a Bayesian", model)
     bayesian = {entry.name: entry for entry in model.plan if entry.prior is not None}
     metadata = {
         "format": _FORMAT,
@@ -128,6 +130,8 @@ def _tensors(model: Bayesian) -> dict[str, Tensor]:
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[_Metadata, dict[str, Tensor]]:
+    if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
+        raise invalid("path", "load", "the path of a file", path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)

@@ -4,33 +4,42 @@
 looked up once and checked at each use, so that a module exchanged in between is noticed.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+# While a network runs with other weights in its places, nobody else may.
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 class Places:
-    """Where parameters or buffers of these names stand in ``root``."""
+    """Where parameters or buffers of these names stand in ``root``, in every module that shares them."""
 
     def __init__(self, root: nn.Module, names: Sequence[str]) -> None:
+        self.root = root
         self.names = list(names)
-        self.tensors: list[Tensor] = []
-        self.slots: list[tuple[dict[str, Any], str]] = []
+        self.tensors = [_find(root, name) for name in names]
+        self.slots: list[tuple[str, dict[str, Any], str, int]] = []
         self._path: list[tuple[dict[str, Any], str, object]] = []
-        for name in names:
-            *path, leaf = name.split(".")
-            module = root
-            for part in path:
-                child = module.get_submodule(part)
-                self._path.append((module._modules, part, child))
-                module = child
-            slot: dict[str, Any] = module._parameters if leaf in module._parameters else module._buffers
-            self.slots.append((slot, leaf))
-            self.tensors.append(slot[leaf])
-            self._path.append((slot, leaf, slot[leaf]))
+        numbers = {tensor: number for number, tensor in enumerate(self.tensors)}
+        for path, module in root.named_modules():
+            self._path += [(module._modules, name, child) for name, child in module._modules.items()]
+            for values in (module._parameters, module._buffers):
+                for name, value in values.items():
+                    number = None if value is None else numbers.get(value)
+                    if number is not None:
+                        self.slots.append((f"{path}.{name}" if path else name, values, name, number))
+                        self._path.append((values, name, value))
+        # Recurrent layers keep a second list of their weights, which only ``functional_call`` knows to change.
+        self.simple = not any(isinstance(module, nn.RNNBase) for module in root.modules())
+        self.checked = False
 
     def hold(self) -> bool:
         """Whether everything still stands where it stood."""
@@ -40,31 +49,60 @@ class Places:
         return True
 
 
-def is_simple(net: nn.Module) -> bool:
-    """Whether each parameter stands in one place: no tied weights, no second list as recurrent layers keep."""
-    places = [id(value) for module in net.modules() for value in module._parameters.values() if value is not None]
-    return len(places) == len(set(places)) and not any(isinstance(module, nn.RNNBase) for module in net.modules())
+def call_with(places: Places, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``root(*args, **kwargs)`` with ``weights`` in ``places``."""
+    net = places.root
+    if torch.compiler.is_compiling():
+        return _functional(places, weights, args, kwargs)
+    with lock(net), _checking(places):
+        if not places.simple:
+            return _functional(places, weights, args, kwargs)
+        try:
+            for _, slot, name, number in places.slots:
+                slot[name] = weights[number]
+            return net(*args, **kwargs)
+        finally:
+            for _, slot, name, number in places.slots:
+                slot[name] = places.tensors[number]
 
 
-def call_with(
-    net: nn.Module,
-    places: Places,
-    weights: Sequence[Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    simple: bool,
-) -> Any:
-    """``net(*args, **kwargs)`` with ``weights`` in ``places``.
+def _functional(places: Places, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    named = {full: weights[number] for full, _, _, number in places.slots}
+    return functional_call(places.root, named, args, kwargs, tie_weights=False)
 
-    Compiled code and networks that are not :func:`is_simple` go through ``functional_call``.
-    """
-    if not simple or torch.compiler.is_compiling():
-        return functional_call(net, dict(zip(places.names, weights, strict=True)), args, kwargs)
+
+def _find(root: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    module = root.get_submodule(path)
+    tensor = module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
+    assert tensor is not None
+    return tensor
+
+
+def lock(net: nn.Module) -> threading.RLock:
+    """What to hold while ``net`` must be as it is."""
+    found = _locks.get(net)
+    return _locks.setdefault(net, threading.RLock()) if found is None else found
+
+
+@contextmanager
+def _checking(places: Places) -> Iterator[None]:
+    """The first time, look out for activation checkpointing, whose second forward pass would see other weights."""
+    if places.checked or not torch.is_grad_enabled():
+        yield
+        return
+    handle = register_module_forward_pre_hook(_refuse_checkpointing)
     try:
-        for (slot, name), weight in zip(places.slots, weights, strict=True):
-            slot[name] = weight
-        return net(*args, **kwargs)
+        yield
     finally:
-        for (slot, name), parameter in zip(places.slots, places.tensors, strict=True):
-            slot[name] = parameter
+        handle.remove()
+    places.checked = True
+
+
+def _refuse_checkpointing(module: nn.Module, args: Any) -> None:  # noqa: ARG001
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks is not None and any("checkpoint" in getattr(hook, "__qualname__", "") for hook in hooks):
+        raise RuntimeError(
+            "The network uses torch.utils.checkpoint, which computes a part of it a second time during backward, then "
+            "with the means instead of the drawn weights. Switch checkpointing off, or use estimator 'flipout'."
+        )

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesbackprop.kernels.parameter import ROW, Parameters
 from bayesbackprop.noise import Key
@@ -102,6 +101,15 @@ def dense(gradient: Tensor | None, w: Tensor) -> Tensor:
     return (gradient.to_dense() if gradient.is_sparse else gradient).contiguous()
 
 
+def refuse_second_derivatives() -> None:
+    """To be called in a backward pass: the kernels have no derivative of their own."""
+    if torch.is_grad_enabled():  # which in a backward pass means create_graph=True
+        raise RuntimeError(
+            "The fused kernels cannot be differentiated twice. Compute the cost inside "
+            "`with bayesbackprop.kernels.plain():` to use create_graph=True."
+        )
+
+
 class _Sample(torch.autograd.Function):
     """The weights and their complexity as a function of all mu and rho."""
 
@@ -115,8 +123,8 @@ class _Sample(torch.autograd.Function):
         return (*ws, ws[0].new_tensor(cost))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
         *of_ws, of_cost = gradients
         ws = ctx.saved_tensors[: len(of_ws)]
         # Copies: what autograd hands over may be seen by others as well.

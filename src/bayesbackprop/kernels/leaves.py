@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesbackprop.kernels import fused
 from bayesbackprop.kernels.parameter import Parameters
@@ -35,9 +34,9 @@ class Graph:
         """What the caller's graph is to be connected to."""
         return [*self.parameters.mus, *self.parameters.rhos, *self.others]
 
-    def backward(self) -> None:
+    def backward(self, retain_graph: bool) -> None:
         """Add the gradients of the total, likelihood + complexity_weight * complexity, to ``.grad``."""
-        self.likelihood.backward()
+        self.likelihood.backward(retain_graph=retain_graph)
         for ws in self.draws:
             to_mu = [fused.dense(w.grad, w) for w in ws]
             to_rho = self._scale_and_shift(ws, to_mu, self.complexity_weight)
@@ -51,7 +50,7 @@ class Graph:
         before = [other.grad for other in self.others]
         for other in self.others:
             other.grad = None
-        self.likelihood.backward(torch.full_like(self.likelihood, of_likelihood))
+        self.likelihood.backward(torch.full_like(self.likelihood, of_likelihood), retain_graph=True)
         of_others = [other.grad for other in self.others]
         for other, gradient in zip(self.others, before, strict=True):
             other.grad = gradient
@@ -82,8 +81,8 @@ class _Connect(torch.autograd.Function):
         return likelihood + graph.complexity_weight * graph.complexity, likelihood, graph.complexity
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        fused.refuse_second_derivatives()
         total, likelihood, complexity = (0.0 if gradient is None else float(gradient) for gradient in gradients)
         with torch.enable_grad():
             return (None, *ctx.graph.gradients(total + likelihood, total * ctx.graph.complexity_weight + complexity))
