@@ -93,9 +93,7 @@ def predicting(images: int) -> dict[str, float]:
 
 
 def main() -> None:
-    print(
-        f"`make bench`, torch {torch.__version__}, {platform.machine()}, medians, one draw, scale mixture, sampled cost\n"
-    )
+    print(f"`make bench`, torch {torch.__version__}, {platform.machine()}; medians; one draw, sampled mixture prior\n")
     print("| network | batch | threads | SGD step | of SGD | of dropout |\n|---|---|---|---|---|---|")
     cases = [([784, u, u, 10], 128, 2, ROUNDS) for u in (400, 1200, 2400)] + [([119, 100, 100, 1], 64, 1, 500)]
     for sizes, batch, threads, rounds in cases:

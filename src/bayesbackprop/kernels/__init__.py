@@ -86,7 +86,7 @@ def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
 
 def draw_leaves(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
     """As :func:`sample` for parameters that are :func:`all_fused`, but as leaves of a graph of their own."""
-    ws = parameters.weights.like(parameters.mus)
+    ws = [torch.empty_like(mu) for mu in parameters.mus]
     complexity = fused.draw(parameters, key, ws)
     return [w.requires_grad_() for w in ws], complexity
 

@@ -88,7 +88,7 @@ def backward(
 
     (3), (4): Delta_mu = df/dw + df/dmu, Delta_rho = df/dw * eps / (1 + exp(-rho)) + df/drho.
     """
-    to_rho = parameters.gradients.like(gradients)
+    to_rho = [torch.empty_like(gradient) for gradient in gradients]
     columns = {_W: ws, _GW: gradients, _GMU: gradients, _GRHO: to_rho}
     _launch(_fused.backward, parameters, columns, Key(0), complexity_gradient)
     return to_rho

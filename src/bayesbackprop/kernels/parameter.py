@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bayesbackprop.kernels.reuse import Reused
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
 
@@ -32,7 +31,6 @@ class Parameters:
         self.each = list(self.by_name.values())
         self.mus = [parameter.q.mu for parameter in self.each]
         self.rhos = [parameter.q.rho for parameter in self.each]
-        self.weights, self.gradients = Reused(), Reused()
 
     @property
     def versions(self) -> list[int]:
