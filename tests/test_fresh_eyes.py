@@ -204,3 +204,21 @@ def test_classes_of_a_deterministic_head_still_predict() -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
     model = Bayesian(net, Categorical(), select=lambda name, module: name.startswith("0."), seed=0)
     assert model.predict(X, draws=4).probs.shape == (16, 4)
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local"])
+def test_the_cost_has_the_type_of_the_network_in_every_scheme(estimator: str) -> None:
+    free_energy = FreeEnergy(wrap(estimator=estimator), 16, minibatch_weights="geometric", batch_size=16, warmup=3)
+    assert {part.dtype for part in free_energy(X, Y, batch=0)} == {torch.float32}
+
+
+def test_results_of_several_parts_pass_through_the_estimators() -> None:
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat(torch.split(self.layer(x), 1, dim=1), dim=1) + torch.stack(torch.aminmax(x)).sum()
+
+    assert Bayesian(Stacked(), Gaussian(1.0), estimator="local", seed=0).draw()(X).shape == (16, 2)

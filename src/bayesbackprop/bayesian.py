@@ -24,7 +24,7 @@ from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Word
 from bayesbackprop.plan import Entry, Select, make_plan, per_parameter, print_plan
 from bayesbackprop.posterior import CONSTANT, InitialSigma, Mirror, Moments, WeightPosterior, initial_rho
-from bayesbackprop.predict import Ensemble, Predictive, over_draws, predictive
+from bayesbackprop.predict import GIGABYTE, Ensemble, Predictive, over_draws, predictive
 from bayesbackprop.priors import Prior, ScaleMixture
 from bayesbackprop.swap import call_with, lock
 
@@ -33,9 +33,6 @@ _SEEDS = 2**63
 
 # Steps and draws are words of the counter of the noise.
 _WORDS = 2**32
-
-# What predictions may hold at a time unless told otherwise.
-GIGABYTE = 2**30
 
 
 class Bayesian(nn.Module):
@@ -183,6 +180,7 @@ class Bayesian(nn.Module):
 
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
         """The prediction of the network at the posterior mean alone."""
+        check_batch("inputs", "Bayesian.predict_mean", tensors_of((args, kwargs)))
         outputs = over_draws(self.net, lambda _: self.net(*args, **kwargs), lambda *_: torch.zeros(1), 1, GIGABYTE)
         return predictive(self.likelihood, outputs, 1)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_probability, invalid
+from bayesbackprop._errors import Described, check_count, check_probability, invalid
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.priors import Prior
 
@@ -39,23 +39,31 @@ def geometric(batches: int) -> Tensor:
     return torch.exp2(-i) / -math.expm1(-batches * math.log(2))
 
 
-def minibatch_weights(scheme: str | Sequence[float] | Tensor, n: int, batch_size: int) -> Tensor:
-    """The pi_i of an epoch over ``n`` examples, checked: one per minibatch, in [0, 1], summing to 1.
+def minibatch_weights(scheme: str | Sequence[float] | Tensor, n: int, batch_size: int | None) -> Tensor | None:
+    """The pi_i of an epoch over ``n`` examples, checked: one per minibatch, in [0, 1], summing to 1; None if uniform.
 
     A sequence may leave out a short last minibatch, as ``DataLoader(drop_last=True)`` does.
     """
-    owner = "FreeEnergy"
+    owner, known = "FreeEnergy", "'uniform', 'geometric' or a sequence that sums to 1"
+    if isinstance(scheme, str) and scheme == "uniform":
+        return None
+    if isinstance(scheme, str) and scheme != "geometric":
+        raise invalid("minibatch_weights", owner, known, scheme)
+    if batch_size is None:
+        raise invalid("batch_size", owner, "given where the minibatch weights are not uniform", None)
+    check_count(owner, batch_size=batch_size)
+    if batch_size > n:
+        raise invalid("batch_size", owner, f"at most n={n}", batch_size)
     full, short = divmod(n, batch_size)
     batches = full + bool(short)
-    if isinstance(scheme, str) and scheme == "geometric":
+    if isinstance(scheme, str):
         return geometric(batches)
     try:
         weights = torch.as_tensor(scheme, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        constraint = "'uniform', 'geometric' or a sequence that sums to 1"
-        raise invalid("minibatch_weights", owner, constraint, scheme) from error
+        raise invalid("minibatch_weights", owner, known, scheme) from error
     if weights.dim() == 0:
-        raise invalid("minibatch_weights", owner, "'uniform', 'geometric' or a sequence that sums to 1", scheme)
+        raise invalid("minibatch_weights", owner, known, scheme)
     if weights.dim() != 1 or len(weights) not in (batches, full):
         raise invalid(
             "minibatch_weights",

@@ -165,7 +165,9 @@ class Estimating(TorchFunctionMode):
 
     def _drawn(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
-            return type(value)(self._drawn(item) for item in value)
+            items = [self._drawn(item) for item in value]
+            same = all(item is before for item, before in zip(items, value, strict=True))
+            return value if same else type(value)(items)  # a named tuple of results stays what it is
         if isinstance(value, dict):
             return {name: self._drawn(item) for name, item in value.items()}
         site = self._site(value)

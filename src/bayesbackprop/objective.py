@@ -126,7 +126,7 @@ class FreeEnergy(nn.Module):
         self.batch_size = batch_size
         # The noise and the warm-up depend on it: it is part of the state_dict, so that a run can be resumed.
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("_pi", self._minibatch_weights(minibatch_weights), persistent=False)
+        self.register_buffer("_pi", checked_weights(minibatch_weights, n, batch_size), persistent=False)
         self._pi: Tensor | None
         if complexity == "closed":
             with torch.no_grad():
@@ -169,11 +169,12 @@ class FreeEnergy(nn.Module):
             graph = Graph(layout.parameters, leaves, others, likelihood, complexity, float(weight), versions)
             total, likelihood, complexity = connect(graph)
             setattr(total, _GRAPH, graph)
-        else:
+        weight = torch.as_tensor(weight, dtype=complexity.dtype, device=complexity.device)
+        if not leaf:
             total = likelihood + weight * complexity
         check_finite("total cost", _OWNER, total)
         self.step.add_(1)
-        return Cost(total, likelihood, complexity, torch.as_tensor(weight, dtype=total.dtype))
+        return Cost(total, likelihood, complexity, weight)
 
     def _takes_leaves(self, layout: Layout, inputs: list[Tensor]) -> bool:
         """Whether the way from the weights to mu and rho can be taken in one call."""
@@ -219,19 +220,6 @@ class FreeEnergy(nn.Module):
             )
             raise invalid("inputs", _OWNER, constraint, Described(f"{examples} examples"))
         return self._pi[batch] / examples
-
-    def _minibatch_weights(self, scheme: str | Sequence[float] | Tensor) -> Tensor | None:
-        if isinstance(scheme, str) and scheme == "uniform":
-            return None
-        if isinstance(scheme, str) and scheme != "geometric":
-            constraint = "'uniform', 'geometric' or a sequence that sums to 1"
-            raise invalid("minibatch_weights", _OWNER, constraint, scheme)
-        if self.batch_size is None:
-            raise invalid("batch_size", _OWNER, "given where the minibatch weights are not uniform", None)
-        check_count(_OWNER, batch_size=self.batch_size)
-        if self.batch_size > self.n:
-            raise invalid("batch_size", _OWNER, f"at most n={self.n}", self.batch_size)
-        return checked_weights(scheme, self.n, self.batch_size)
 
 
 def _examples(tensors: list[Tensor]) -> int:

@@ -24,6 +24,9 @@ from bayesbackprop._errors import check_batch, check_count, check_probability, i
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.swap import Places, call_with, lock
 
+# What predictions may hold at a time unless told otherwise.
+GIGABYTE = 2**30
+
 # The entropy of a mixture is integrated between nodes at these multiples of each component's standard deviation (beyond
 # 9 there is less than 1e-18 of it), with three Gauss-Legendre points in between: about 1e-7.
 _NODES = torch.linspace(-9, 9, 37, dtype=torch.float64)
@@ -203,7 +206,7 @@ class Ensemble:
         self._places = Places(self.net, list(self.weights))
         self.draws = len(next(iter(self.weights.values())))
 
-    def __call__(self, *args: Any, memory: int = 2**30, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Any:
         """The outputs of all the draws, stacked along a new first dimension."""
         check_count("Ensemble", memory=memory)
 
@@ -217,7 +220,7 @@ class Ensemble:
 
         return over_draws(self.net, run, chunk, self.draws, memory)
 
-    def predict(self, *args: Any, memory: int = 2**30, **kwargs: Any) -> Predictive:
+    def predict(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Predictive:
         """The predictive distribution of the ensemble."""
         return predictive(self.likelihood, self(*args, memory=memory, **kwargs), self.draws)
 

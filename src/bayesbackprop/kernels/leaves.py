@@ -36,6 +36,7 @@ class Graph:
 
     def backward(self, retain_graph: bool) -> None:
         """Add the gradients of the total, likelihood + complexity_weight * complexity, to ``.grad``."""
+        self._check_unchanged()
         self.likelihood.backward(retain_graph=retain_graph)
         for ws in self.draws:
             to_mu = [fused.dense(w.grad, w) for w in ws]
@@ -47,6 +48,7 @@ class Graph:
 
     def gradients(self, of_likelihood: float, of_complexity: float) -> list[Tensor | None]:
         """The gradients of all ``inputs``; what else the likelihood depends on has its own added to ``.grad``."""
+        self._check_unchanged()
         before = [other.grad for other in self.others]
         for other in self.others:
             other.grad = None
@@ -64,12 +66,14 @@ class Graph:
         return [*sums, *of_others]
 
     def _scale_and_shift(self, ws: Sequence[Tensor], to_mu: Sequence[Tensor], of_complexity: float) -> list[Tensor]:
+        return fused.backward(self.parameters, ws, to_mu, of_complexity / len(self.draws))
+
+    def _check_unchanged(self) -> None:
         if self.versions != self.parameters.versions:
             raise RuntimeError(
                 "The weights were changed (by an optimiser step?) between computing the cost and backward: compute the "
                 "cost anew."
             )
-        return fused.backward(self.parameters, ws, to_mu, of_complexity / len(self.draws))
 
 
 class _Connect(torch.autograd.Function):
