@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: test lint types unit docs bench clean environment
+.PHONY: test lint types unit docs bench bench-peers clean environment
 
 test: lint types unit docs  ## Everything that CI checks
 
@@ -12,7 +12,7 @@ environment: .venv/ready
 .venv/ready: pyproject.toml constraints.txt src/bayesbackprop/kernels/fused.c src/bayesbackprop/kernels/fused_real.h
 	$(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs]"
+	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,experiments]"
 	touch $@
 
 lint: environment
@@ -28,8 +28,17 @@ unit: environment
 docs: environment
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+RESULTS := $(foreach what,step small predict,results/bench/$(what).json)
+
 bench: environment  ## Needs a quiet machine and a few minutes
-	$(BIN)/python benchmarks/steps.py
+	$(BIN)/bbb bench step $(PEERS) --json results/bench/step.json
+	$(BIN)/bbb bench small $(PEERS) --json results/bench/small.json
+	$(BIN)/bbb bench predict $(PEERS) --json results/bench/predict.json
+	$(BIN)/bbb bench report $(RESULTS) --out docs/benchmarks.md
+
+bench-peers: environment  ## The same beside other libraries, in about half an hour
+	$(PIP) install -c constraints.txt -e ".[peers]"
+	$(MAKE) bench PEERS=--peers
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache src/*.egg-info src/bayesbackprop/kernels/*.so

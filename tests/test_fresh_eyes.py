@@ -209,7 +209,9 @@ def test_classes_of_a_deterministic_head_still_predict() -> None:
 @pytest.mark.parametrize("estimator", ["shared", "local"])
 def test_the_cost_has_the_type_of_the_network_in_every_scheme(estimator: str) -> None:
     free_energy = FreeEnergy(wrap(estimator=estimator), 16, minibatch_weights="geometric", batch_size=16, warmup=3)
-    assert {part.dtype for part in free_energy(X, Y, batch=0)} == {torch.float32}
+    cost = free_energy(X, Y, batch=0)
+    parts = (cost.total, cost.likelihood, cost.complexity, cost.complexity_weight)
+    assert {part.dtype for part in parts} == {torch.float32}
 
 
 def test_results_of_several_parts_pass_through_the_estimators() -> None:

@@ -79,8 +79,8 @@ def test_the_whole_data_at_once_or_in_parts_costs_the_same():
         parts = []
         for x_i, y_i in zip(x.split(batch_size), y.split(batch_size), strict=True):
             free_energy.step.zero_()
-            parts.append(len(x_i) / N * torch.stack(free_energy(x_i, y_i)[:2]))
-        torch.testing.assert_close(sum(parts), torch.stack(whole[:2]), rtol=1e-12, atol=0)
+            parts.append(len(x_i) / N * torch.stack([*free_energy(x_i, y_i)][:2]))
+        torch.testing.assert_close(sum(parts), torch.stack([*whole][:2]), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("n", [60_000, 7, 3])
@@ -136,7 +136,7 @@ def test_cost_is_what_it_says():
     model = classifier(prior=ScaleMixture())
     cost = FreeEnergy(model, N, temperature=0.5)(*data())
     assert isinstance(cost, Cost)
-    assert cost._fields == ("total", "likelihood", "complexity", "complexity_weight")
+    assert [*cost] == [cost.total, cost.likelihood, cost.complexity, cost.complexity_weight]
     assert all(part.shape == () and part.dtype == torch.float64 for part in cost)
     torch.testing.assert_close(cost.total, cost.likelihood + cost.complexity_weight * cost.complexity)
     assert not cost.complexity_weight.requires_grad
@@ -249,7 +249,7 @@ BEFORE_THE_NET = {  # what is wrong is found before the network runs
     "empty targets": ((X, Y[:0]), "targets", "FreeEnergy", "a minibatch of at least one example"),
 }
 AFTER_THE_NET = {
-    "overflow": ((1e200 * X, Y), "total cost", "FreeEnergy", "finite"),
+    "overflow": ((1e200 * X, Y), "likelihood cost", "FreeEnergy", "finite"),
     "shape": ((X, Y[:, :1]), "target", "Gaussian", "a tensor of shape [4, 2]"),
     "too few targets": ((X, Y[:3]), "target", "Gaussian", "a tensor of shape [4, 2]"),
     "n too small": ((X.repeat(2, 1), Y.repeat(2, 1)), "n", "FreeEnergy", "at least the 8 examples"),
@@ -328,7 +328,7 @@ def test_a_likelihood_of_the_users_own_must_give_a_number_per_example():
 def test_float32_agrees_with_float64(prior):
     model = classifier(prior=prior)
     x, y = data()
-    double = FreeEnergy(model, N)(x, y)
+    double = [*FreeEnergy(model, N)(x, y)]
     single = FreeEnergy(model.float(), N)(x.float(), y)
     assert all(part.dtype == torch.float32 for part in single)
     for one, two in zip(single, double, strict=True):

@@ -220,6 +220,9 @@ class Bayesian(nn.Module):
         parameters = self.layout().parameters.subset(names)
         return dict(zip(names, kernels.draw_many(parameters, key, many), strict=True))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # a copy finds its own places
+
     @property
     def has_centre(self) -> bool:
         """Whether the prior is centred on given weights instead of 0."""
@@ -232,9 +235,6 @@ class Draw:
     ``draw(x)`` runs the network with these weights, ``draw.weights`` are they, and ``draw.complexity()`` is
     log q(w|theta) - log P(w) at them. Nothing is kept on the network, so draws never disturb each other. The weights
     are drawn when first asked for, from the posterior as it then is.
-
-    With ``leaf`` the weights are leaves of a graph of their own and the complexity a constant: the objective takes the
-    way from there to mu and rho in one call (see ``objective``).
     """
 
     def __init__(
@@ -243,12 +243,9 @@ class Draw:
         key: Key,
         layout: Layout | None = None,
         moments: Mapping[str, Moments] | None = None,
-        *,
-        leaf: bool = False,
     ) -> None:
         self._model = model
         self._key = key
-        self._leaf = leaf
         self._layout = model.layout() if layout is None else layout
         self._moments = moments or {}
         self._drawn: tuple[dict[str, Tensor], Tensor] | None = None
@@ -292,11 +289,7 @@ class Draw:
     def _draw(self) -> tuple[dict[str, Tensor], Tensor]:
         if self._drawn is None:
             parameters = self._layout.parameters
-            if self._leaf:
-                ws, cost = kernels.draw_leaves(parameters, self._key)
-                complexity = torch.tensor(cost, dtype=ws[0].dtype)
-            else:
-                ws, complexity = kernels.sample(parameters, self._key)
+            ws, complexity = kernels.sample(parameters, self._key)
             self._drawn = dict(zip(parameters.by_name, ws, strict=True)), complexity
         return self._drawn
 

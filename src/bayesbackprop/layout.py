@@ -6,6 +6,7 @@ from bayesbackprop import noise
 from bayesbackprop._errors import invalid, tensor_shape
 from bayesbackprop.estimators import Estimator
 from bayesbackprop.kernels import Parameter, Parameters
+from bayesbackprop.kernels.stack import stack_of
 from bayesbackprop.noise import Role
 from bayesbackprop.plan import Entry
 from bayesbackprop.posterior import WeightPosterior
@@ -41,7 +42,8 @@ class Layout:
                 for number, (name, prior, mu, rho, centre) in enumerate(
                     zip(names, priors.values(), self._means.tensors, self._rhos.tensors, centres, strict=True)
                 )
-            }
+            },
+            stack_of(net, self._means.tensors),
         )
 
     def holds(self) -> bool:

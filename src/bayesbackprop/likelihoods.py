@@ -18,13 +18,30 @@ from bayesbackprop.posterior import log_softplus, softplus
 
 _LOG_2PI = math.log(2 * math.pi)
 
+# Never the index of a class: so that none is ignored.
+_NO_INDEX = -(2**63)
+
 
 class Likelihood(nn.Module, ABC):
     """P(y|x,w) for the output of the network at the weights w."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "log_prob" in vars(cls) and "cost" not in vars(cls):
+            # Not those of a parent with another log_prob.
+            cls.cost, cls.slope = Likelihood.cost, Likelihood.slope  # type: ignore[method-assign]
+
     @abstractmethod
     def log_prob(self, output: Any, target: Tensor) -> Tensor:
         """log P(y|x,w) of each example, shape ``[B]``."""
+
+    def cost(self, output: Any, target: Tensor) -> Tensor:
+        """The likelihood cost, -log P(y|x,w) averaged over the examples; the library's own take fewer operations."""
+        return -self.log_prob(output, target).mean()
+
+    def slope(self, output: Any, target: Tensor) -> Tensor | None:  # noqa: ARG002
+        """The gradient of :meth:`cost` by an output that it has accepted, where that takes a line; None elsewhere."""
+        return None
 
     @abstractmethod
     def distribution(self, output: Any) -> distributions.Distribution:
@@ -40,17 +57,38 @@ class Categorical(Likelihood):
     """
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        return _per_example(-self._cross_entropy(output, target, "none"))
+
+    def cost(self, output: Tensor, target: Tensor) -> Tensor:
+        return _per_element(self._cross_entropy(output, target, "mean"), target)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor | None:
+        if output.dim() != 2:
+            return None
+        difference = output.softmax(1)
+        difference[torch.arange(len(target)), target] -= 1
+        return difference.div_(len(target))
+
+    def _cross_entropy(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         _check_output(self, output, least_dims=2)
-        classes = output.shape[1]
         _check_target(self, target, (output.shape[0], *output.shape[2:]))
         if target.dtype != torch.int64:
             raise invalid(
                 "target", "Categorical", "a tensor of class indices of type torch.int64", tensor_shape(target)
             )
-        if not torch.compiler.is_compiling() and target.numel() and not _between(target, 0, classes - 1):
+        if output.device.type != "cpu":
+            self._check_indices(output, target)
+        try:
+            return F.cross_entropy(output, target, reduction=reduction, ignore_index=_NO_INDEX)
+        except IndexError:  # on the CPU torch checks as it goes
+            self._check_indices(output, target)
+            raise
+
+    def _check_indices(self, output: Tensor, target: Tensor) -> None:
+        last = output.shape[1] - 1
+        if not torch.compiler.is_compiling() and target.numel() and not _between(target, 0, last):
             got = Described(f"indices from {int(target.min())} to {int(target.max())}")
-            raise invalid("target", "Categorical", f"class indices in [0, {classes - 1}]", got)
-        return _per_example(-F.cross_entropy(output, target, reduction="none"))
+            raise invalid("target", "Categorical", f"class indices in [0, {last}]", got)
 
     def distribution(self, output: Tensor) -> distributions.Categorical:
         _check_output(self, output, least_dims=2)
@@ -66,11 +104,17 @@ class Bernoulli(Likelihood):
     """
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        return _per_example(-self._cross_entropy(output, target, "none"))
+
+    def cost(self, output: Tensor, target: Tensor) -> Tensor:
+        return _per_element(self._cross_entropy(output, target, "mean"), target)
+
+    def _cross_entropy(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         _check_output(self, output)
         _check_target(self, target, tuple(output.shape))
         if not torch.compiler.is_compiling() and target.numel() and not bool(((target == 0) | (target == 1)).all()):
             raise invalid("target", "Bernoulli", "made of 0 and 1", tensor_shape(target))
-        return _per_example(-F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none"))
+        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction=reduction)
 
     def distribution(self, output: Tensor) -> distributions.Bernoulli:
         _check_output(self, output)
@@ -107,21 +151,33 @@ class Gaussian(Likelihood):
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         mean, scale, log_scale = self._moments(output)
-        _check_target(self, target, tuple(mean.shape))
-        if not target.is_floating_point():
-            raise invalid("target", "Gaussian", "a tensor of floats", tensor_shape(target))
-        constant = log_scale + 0.5 * _LOG_2PI
+        self._check_numbers(mean, target)
+        return _per_example(-0.5 * ((target - mean) / scale).square() - (log_scale + 0.5 * _LOG_2PI))
+
+    def cost(self, output: Tensor, target: Tensor) -> Tensor:
         if self.noise == "per-input":
-            return _per_example(-0.5 * ((target - mean) / scale).square() - constant)
-        # One noise for all: the squares are added up first, which saves passes over the batch.
-        squares = _per_example((target - mean).square())
-        return squares * (-0.5 / scale**2) - constant * (mean.numel() // len(mean))
+            return super().cost(output, target)
+        mean, scale, log_scale = self._moments(output)
+        self._check_numbers(mean, target)
+        squares = F.mse_loss(mean, target.to(mean.dtype))
+        return _per_element(squares * (0.5 / scale**2) + (log_scale + 0.5 * _LOG_2PI), target)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor | None:
+        if isinstance(self.noise, str):
+            return None
+        return (output - target.to(output.dtype)).mul_(1 / (self.noise**2 * len(target)))
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)
         return distributions.Normal(mean, torch.as_tensor(scale, dtype=mean.dtype, device=mean.device).expand_as(mean))
 
+    def _check_numbers(self, mean: Tensor, target: Tensor) -> None:
+        _check_target(self, target, tuple(mean.shape))
+        if not target.is_floating_point():
+            raise invalid("target", "Gaussian", "a tensor of floats", tensor_shape(target))
+
     def _moments(self, output: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """The mean, the noise and its logarithm."""
         _check_output(self, output)
         if self.noise == "per-input":
             if output.dim() < 2 or output.shape[-1] % 2:
@@ -205,6 +261,12 @@ def _check_target(likelihood: Likelihood, target: object, shape: tuple[int, ...]
         raise invalid(
             "target", type(likelihood).__name__, f"a tensor of shape {list(shape)}, as the output has it", got
         )
+
+
+def _per_element(mean: Tensor, target: Tensor) -> Tensor:
+    """The mean over examples from the mean over all their elements."""
+    elements = target.numel() // max(1, len(target))
+    return mean if elements == 1 else mean * elements
 
 
 def _per_example(log_prob: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N o
 batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -30,41 +30,71 @@ from bayesbackprop._errors import (
 from bayesbackprop.bayesian import Bayesian, Draw
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.kernels import all_fused
-from bayesbackprop.kernels.leaves import Graph, connect
+from bayesbackprop.kernels.leaves import Graph, connect, run
 from bayesbackprop.layout import Layout
 from bayesbackprop.noise import Key, Word
 
 _OWNER = "FreeEnergy"
 
-# The attribute by which a total knows the short way back from the weights it was computed with.
-_GRAPH = "_bayesbackprop_graph"
 
-
-class Cost(NamedTuple):
+class Cost:
     """The cost of a minibatch: ``total = likelihood + complexity_weight * complexity``, in nats per example.
 
     ``likelihood`` is the mean negative log-likelihood of an example; ``complexity`` the estimate of the whole
-    KL[q || P] in nats, not yet weighted.
+    KL[q || P] in nats, not yet weighted. All four are tensors, the first three differentiable. What is not asked for is
+    not computed: training needs only :meth:`backward`. It unpacks: ``total, likelihood, complexity, weight = cost``.
     """
 
-    total: Tensor
-    likelihood: Tensor
-    complexity: Tensor
-    complexity_weight: Tensor
+    def __init__(self, parts: "Graph | tuple[Tensor, Tensor]", complexity_weight: float | Tensor) -> None:
+        self._graph: Graph | None = None
+        self._weight = complexity_weight
+        self._values: tuple[Tensor, Tensor, Tensor] | None = None
+        if isinstance(parts, Graph):
+            self._graph = parts
+        else:
+            likelihood, complexity = parts
+            self._weight = torch.as_tensor(complexity_weight, dtype=complexity.dtype, device=complexity.device)
+            self._values = likelihood + self._weight * complexity, likelihood, complexity
+
+    @property
+    def total(self) -> Tensor:
+        """What is minimised."""
+        return self._parts()[0]
+
+    @property
+    def likelihood(self) -> Tensor:
+        """The likelihood cost."""
+        return self._parts()[1]
+
+    @property
+    def complexity(self) -> Tensor:
+        """The complexity cost."""
+        return self._parts()[2]
+
+    @property
+    def complexity_weight(self) -> Tensor:
+        """The weight of the complexity in the total."""
+        return torch.as_tensor(self._weight, dtype=self.total.dtype, device=self.total.device)
 
     def backward(self, retain_graph: bool = False) -> None:
         """Add the gradients of the total to the parameters' ``.grad``, as ``total.backward()`` but faster."""
-        graph: Graph | None = getattr(self.total, _GRAPH, None)
-        if graph is None:
+        if self._graph is None:
             self.total.backward(retain_graph=retain_graph)
         else:
-            graph.backward(retain_graph)
+            self._graph.backward(retain_graph)
 
-    def __mul__(self, other: object) -> Any:
-        return NotImplemented  # a tuple would repeat itself; scale the total instead
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((*self._parts(), self.complexity_weight))
 
-    def __rmul__(self, other: object) -> Any:
-        return NotImplemented
+    def __repr__(self) -> str:
+        total, likelihood, complexity = (float(part) for part in self._parts())
+        return f"Cost({total=:.6g}, {likelihood=:.6g}, {complexity=:.6g}, weight={float(self._weight):.3g})"
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        if self._values is None:
+            assert self._graph is not None
+            self._values = connect(self._graph)
+        return self._values
 
 
 def _has_hooks(parameter: Tensor) -> bool:
@@ -150,31 +180,24 @@ class FreeEnergy(nn.Module):
         weight = self._complexity_weight(_examples(wanted or given) * ranks, batch, step)
 
         model, layout = self.model, self.model.layout()
-        leaf = self._takes_leaves(layout, given)
-        versions = layout.parameters.versions if leaf else []
-        draws: list[Draw] = []
-        likelihoods: list[Tensor] = []
-        for k in range(self.draws):  # (2), averaged over the samples
-            draws.append(Draw(model, Key(model.seed, step, rank * self.draws + k), leaf=leaf))
-            log_prob = model.likelihood.log_prob(draws[k](*args, **kwargs), targets)
-            likelihoods.append(-log_prob.mean())
-        likelihood = _mean(likelihoods)
-        if self.complexity == "sampled":
-            complexity = _mean([draw.complexity() for draw in draws])
-        else:
-            complexity = model.complexity_closed()
-        if leaf:
-            leaves = [list(draw.weights.values()) for draw in draws]
+        keys = [Key(model.seed, step, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
+        if self._takes_leaves(layout, given):
+            parameters, likelihood = layout.parameters, model.likelihood
+            passes = [run(layout.shared, parameters, likelihood, key, args, kwargs, targets) for key in keys]
+            for each in passes:
+                check_finite("likelihood cost", _OWNER, each.cost)
             others = [tensor for tensor in layout.others if tensor.requires_grad]
-            graph = Graph(layout.parameters, leaves, others, likelihood, complexity, float(weight), versions)
-            total, likelihood, complexity = connect(graph)
-            setattr(total, _GRAPH, graph)
-        weight = torch.as_tensor(weight, dtype=complexity.dtype, device=complexity.device)
-        if not leaf:
-            total = likelihood + weight * complexity
-        check_finite("total cost", _OWNER, total)
+            cost = Cost(Graph(parameters, passes, others, float(weight)), weight)
+        else:
+            draws = [Draw(model, key, layout) for key in keys]
+            of_likelihood = _mean([model.likelihood.cost(draw(*args, **kwargs), targets) for draw in draws])
+            check_finite("likelihood cost", _OWNER, of_likelihood)
+            sampled = self.complexity == "sampled"
+            of_complexity = _mean([draw.complexity() for draw in draws]) if sampled else model.complexity_closed()
+            check_finite("complexity cost", _OWNER, of_complexity)
+            cost = Cost((of_likelihood, of_complexity), weight)
         self.step.add_(1)
-        return Cost(total, likelihood, complexity, weight)
+        return cost
 
     def _takes_leaves(self, layout: Layout, inputs: list[Tensor]) -> bool:
         """Whether the way from the weights to mu and rho can be taken in one call."""

@@ -18,7 +18,7 @@ from bayesbackprop.kernels import fused, reference
 from bayesbackprop.kernels.parameter import Parameter, Parameters
 from bayesbackprop.noise import Key
 
-__all__ = ["Parameter", "Parameters", "all_fused", "draw_leaves", "draw_many", "normal", "plain", "sample", "signs"]
+__all__ = ["Parameter", "Parameters", "all_fused", "draw_many", "normal", "plain", "sample", "signs", "variances"]
 
 _enabled = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
 
@@ -44,10 +44,7 @@ def plain() -> Iterator[None]:
 
 def all_fused(parameters: Parameters) -> bool:
     """Whether the fast twin treats all of these."""
-    if not parameters.mus:
-        return False
-    first = parameters.mus[0]
-    return _runs(first.dtype, first.device) and all(_fits(p, first.dtype) for p in parameters.each)
+    return parameters.fused_priors and _all_fit(parameters)
 
 
 def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -72,8 +69,7 @@ def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
         return fused.sample(parameters, key)
     groups: dict[torch.dtype | None, list[str]] = {}
     for name, p in parameters.by_name.items():
-        dtype = p.q.mu.dtype
-        groups.setdefault(dtype if _runs(dtype, p.q.mu.device) and _fits(p, dtype) else None, []).append(name)
+        groups.setdefault(p.q.mu.dtype if all_fused(parameters.subset([name])) else None, []).append(name)
     weights: dict[str, Tensor] = {}
     costs: list[Tensor] = []
     for group, names in groups.items():
@@ -84,17 +80,16 @@ def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     return [weights[name] for name in parameters.by_name], torch.stack(costs).sum()
 
 
-def draw_leaves(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
-    """As :func:`sample` for parameters that are :func:`all_fused`, but as leaves of a graph of their own."""
-    ws = [torch.empty_like(mu) for mu in parameters.mus]
-    complexity = fused.draw(parameters, key, ws)
-    return [w.requires_grad_() for w in ws], complexity
+def variances(parameters: Parameters) -> list[Tensor]:
+    """sigma^2 of each parameter, without gradients."""
+    with torch.no_grad():
+        return fused.variance(parameters) if _all_fit(parameters) else [p.q.variance for p in parameters.each]
 
 
 def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients."""
     with torch.no_grad():
-        if all_fused(parameters):
+        if _all_fit(parameters):
             return fused.draw_many(parameters, key, many)
         return reference.draw_many(parameters, key, many)
 
@@ -113,13 +108,10 @@ def _may_run(dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
-def _fits(p: Parameter, dtype: torch.dtype) -> bool:
-    mu, rho = p.q
-    return (
-        mu.dtype is dtype
-        and rho.dtype is dtype
-        and mu.is_contiguous()
-        and rho.is_contiguous()
-        and type(p.prior) in fused.PRIORS
-        and (p.centre is None or (p.centre.dtype is dtype and p.centre.is_contiguous()))
+def _all_fit(parameters: Parameters) -> bool:
+    if not parameters.mus:
+        return False
+    dtype = parameters.mus[0].dtype
+    return _runs(dtype, parameters.mus[0].device) and all(
+        tensor.dtype is dtype and tensor.is_contiguous() for tensor in parameters.tensors
     )

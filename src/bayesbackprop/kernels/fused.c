@@ -45,7 +45,6 @@ typedef struct { uint32_t seed_low, seed_high, step; } Key;
 typedef struct {
     Key key;
     uint32_t draw;
-    int value;    /* draw: whether to return the complexity */
     double gc;    /* backward: the gradient of the complexity */
     int64_t many; /* draw_many: how many draws */
 } Call;
@@ -183,7 +182,7 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
     uint32_t step = (uint32_t)PyLong_AsUnsignedLongMask(args[4]), draw = (uint32_t)PyLong_AsUnsignedLongMask(args[5]);
     double own = PyFloat_AsDouble(args[6]);
     if (PyErr_Occurred()) return NULL;
-    Call call = {{(uint32_t)seed, (uint32_t)(seed >> 32), step}, draw, own != 0, own, (int64_t)own};
+    Call call = {{(uint32_t)seed, (uint32_t)(seed >> 32), step}, draw, own, (int64_t)own};
     Param *table = malloc(size + 1); /* a copy: Python may change its own while the GIL is released */
     if (!table) return PyErr_NoMemory();
     memcpy(table, PyByteArray_AsString(args[0]), size);
@@ -206,15 +205,19 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
         return launch(kernels, args, n);                                              \
     }
 FUNCTION(draw)
+FUNCTION(complexity)
 FUNCTION(backward)
+FUNCTION(variance)
 FUNCTION(normal)
 FUNCTION(signs)
 FUNCTION(draw_many)
 
 #define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, doc}
 static PyMethodDef methods[] = {
-    METHOD(draw, "(table, double, threads, seed, step, draw, value) -> complexity: w = mu + softplus(rho) * eps"),
-    METHOD(backward, "(table, double, threads, seed, step, draw, gc): gmu and grho from gw"),
+    METHOD(draw, "(table, double, threads, seed, step, draw, 0): w = mu + softplus(rho) * eps"),
+    METHOD(complexity, "(table, double, threads, 0, 0, 0, 0) -> log q(w|theta) - log P(w)"),
+    METHOD(backward, "(table, double, threads, 0, 0, 0, gc) -> complexity: gmu and grho from gw"),
+    METHOD(variance, "(table, double, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
     METHOD(normal, "(table, double, threads, seed, step, draw, 0): w = eps"),
     METHOD(signs, "(table, double, threads, seed, step, draw, 0): w = random signs"),
     METHOD(draw_many, "(table, double, threads, seed, step, draw, many): w[k] = mu + softplus(rho) * eps of draw + k"),

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bayesbackprop.kernels.parameter import ROW, Parameters
 from bayesbackprop.noise import Key
-from bayesbackprop.priors import Laplace, Normal, ScaleMixture
 
 try:
     from bayesbackprop.kernels import _fused  # type: ignore[attr-defined]
@@ -16,11 +15,13 @@ except ImportError:  # installed without a compiler
     _fused = None
 
 TYPES = (torch.float32, torch.float64)
-PRIORS = (Normal, ScaleMixture, Laplace)
 
 # Where the addresses stand in a row of the table, in words of 8 bytes.
 _WORDS = ROW.size // 8
 _MU, _RHO, _W, _GW, _GMU, _GRHO, _CENTRE = range(2, 9)
+
+# Of kernels that draw nothing.
+_NO_KEY = Key(0)
 
 
 def available() -> bool:
@@ -69,9 +70,23 @@ def normal_in_vmap(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.d
     return numbers
 
 
-def draw(parameters: Parameters, key: Key, ws: Sequence[Tensor]) -> float:
-    """Write the weights of all ``parameters`` into ``ws``; log q(w|theta) - log P(w) over all of them."""
-    return _launch(_fused.draw, parameters, {_W: ws}, key, 1.0)
+def draw(parameters: Parameters, key: Key) -> list[Tensor]:
+    """The weights of all ``parameters``."""
+    ws = parameters.room_for_weights.take(parameters.mus)
+    _launch(_fused.draw, parameters, {_W: ws}, key)
+    return ws
+
+
+def complexity(parameters: Parameters, ws: Sequence[Tensor]) -> float:
+    """log q(w|theta) - log P(w) over all weights, as they were drawn."""
+    return _launch(_fused.complexity, parameters, {_W: ws})
+
+
+def variance(parameters: Parameters) -> list[Tensor]:
+    """sigma^2 of each parameter."""
+    squares = [torch.empty_like(mu) for mu in parameters.mus]
+    _launch(_fused.variance, parameters, {_W: squares})
+    return squares
 
 
 def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
@@ -83,15 +98,14 @@ def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
 
 def backward(
     parameters: Parameters, ws: Sequence[Tensor], gradients: Sequence[Tensor], complexity_gradient: float
-) -> list[Tensor]:
-    """Delta_rho of each parameter from df/dw, which becomes Delta_mu in place, and the complexity's own gradient.
+) -> tuple[list[Tensor], float]:
+    """Delta_rho of each parameter from df/dw, which becomes Delta_mu in place; and the complexity.
 
     (3), (4): Delta_mu = df/dw + df/dmu, Delta_rho = df/dw * eps / (1 + exp(-rho)) + df/drho.
     """
-    to_rho = [torch.empty_like(gradient) for gradient in gradients]
+    to_rho = parameters.room_for_gradients.take(gradients)
     columns = {_W: ws, _GW: gradients, _GMU: gradients, _GRHO: to_rho}
-    _launch(_fused.backward, parameters, columns, Key(0), complexity_gradient)
-    return to_rho
+    return to_rho, _launch(_fused.backward, parameters, columns, last=complexity_gradient)
 
 
 def dense(gradient: Tensor | None, w: Tensor) -> Tensor:
@@ -115,12 +129,11 @@ class _Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
-        ws = [torch.empty_like(mu) for mu in parameters.mus]
-        cost = draw(parameters, key, ws)
+        ws = draw(parameters, key)
         ctx.parameters = parameters
         ctx.save_for_backward(*ws, *parameters.mus, *parameters.rhos)  # all, so that a change in between is noticed
         ctx.set_materialize_grads(False)
-        return (*ws, ws[0].new_tensor(cost))
+        return (*ws, ws[0].new_tensor(complexity(parameters, ws)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -129,12 +142,12 @@ class _Sample(torch.autograd.Function):
         ws = ctx.saved_tensors[: len(of_ws)]
         # Copies: what autograd hands over may be seen by others as well.
         to_mu = [dense(gradient, w).clone() for w, gradient in zip(ws, of_ws, strict=True)]
-        to_rho = backward(ctx.parameters, ws, to_mu, 0.0 if of_cost is None else float(of_cost))
+        to_rho, _ = backward(ctx.parameters, ws, to_mu, 0.0 if of_cost is None else float(of_cost))
         return (None, None, *to_mu, *to_rho)
 
 
 def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
-    """As :func:`draw`, differentiably."""
+    """The weights of all ``parameters`` and their complexity, differentiably."""
     *ws, cost = _Sample.apply(parameters, key, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
     return ws, cost
 
@@ -146,7 +159,11 @@ def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int) -> T
 
 
 def _launch(
-    kernel: Callable[..., float], parameters: Parameters, columns: dict[int, Sequence[Tensor]], key: Key, last: float
+    kernel: Callable[..., float],
+    parameters: Parameters,
+    columns: dict[int, Sequence[Tensor]],
+    key: Key = _NO_KEY,
+    last: float = 0.0,
 ) -> float:
     table = bytearray(parameters.table)
     words = memoryview(table).cast("q")

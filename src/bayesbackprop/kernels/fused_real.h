@@ -77,12 +77,20 @@ INLINE void NAME(noise)(const Key *key, uint32_t stream, uint32_t draw, int64_t 
 /* With t = exp(-|rho|):  sigma = softplus(rho) = exp(min(rho, 0)) * scale,  log sigma = min(rho, 0) + log scale,
  * sigmoid(rho) / sigma = 1 / ((1 + t) * scale),  where scale >= log 2 at every rho: nothing under- or overflows.
  * A constant weight has sigma exactly 0. */
-INLINE REAL NAME(softplus)(REAL rho, REAL *t, REAL *scale) {
+INLINE REAL NAME(softplus)(const int mixed, REAL rho, REAL *t, REAL *scale) {
     *t = NAME(exp_minus)(rho);
     REAL ratio = POLY(*t, LOG1P); /* log(1 + t) / t */
     *scale = rho < 0 ? ratio : rho + *t * ratio;
     REAL sigma = rho < 0 ? *t * *scale : *scale;
-    return CONSTANT(rho) ? 0 : sigma;
+    return mixed && CONSTANT(rho) ? 0 : sigma;
+}
+
+/* Whether there are constant weights among these. */
+INLINE int NAME(mixed)(const REAL *rho, int m) {
+    int any = 0;
+#pragma omp simd reduction(| : any)
+    for (int j = 0; j < m; j++) any |= CONSTANT(rho[j]);
+    return any;
 }
 
 /* The numbers a prior needs: of each component (for mixtures two) the precision and the log of weight / sigma. */
@@ -100,116 +108,119 @@ INLINE NAME(Prior) NAME(prior)(const Param *p) {
     return r; /* constant: of log P(v) + log(2 pi) / 2, the part without v */
 }
 
-/* -d log P(v) / dv */
-INLINE void NAME(prior_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope) {
-    REAL p1 = r->p1, p2 = r->p2, a = r->a1 - r->a2, b = (r->p2 - r->p1) / 2;
+/* slope = -d log P(v) / dv.  Returns the sum of -log P(v), but for the constant and for sum(log factor). */
+INLINE REAL NAME(prior_terms)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope, REAL *factor) {
+    REAL sum = 0, p1 = r->p1, p2 = r->p2, a1 = r->a1, a2 = r->a2, a = a1 - a2, b = (p2 - p1) / 2;
+    if (kind != MIXTURE)
+        for (int j = 0; j < m; j++) factor[j] = 1;
     if (kind == NORMAL) {
-#pragma omp simd
-        for (int j = 0; j < m; j++) slope[j] = v[j] * p1;
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < m; j++) slope[j] = v[j] * p1, sum += v[j] * v[j] * p1 / 2;
     } else if (kind == LAPLACE) {
-#pragma omp simd
-        for (int j = 0; j < m; j++) slope[j] = v[j] > 0 ? p1 : v[j] < 0 ? -p1 : v[j];
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < m; j++) slope[j] = v[j] > 0 ? p1 : v[j] < 0 ? -p1 : v[j], sum += ABS(v[j]) * p1;
     } else if (kind == MIXTURE) {
-#pragma omp simd
-        for (int j = 0; j < m; j++) {
-            REAL d = a + b * (v[j] * v[j]), t = NAME(exp_minus)(d);
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < m; j++) { /* the larger component times 1 + t */
+            REAL q = v[j] * v[j], d = a + b * q, t = NAME(exp_minus)(d);
             REAL top = d < 0 ? p1 * t + p2 : p1 + p2 * t;
             slope[j] = v[j] * (top / (1 + t));
+            factor[j] = 1 + t;
+            sum += d < 0 ? q * p2 / 2 - a2 : q * p1 / 2 - a1;
         }
     } else memset(slope, 0, m * sizeof(REAL));
-}
-
-/* Returns the sum of -log P(v) without the constant and without sum(log factor), where it multiplies factor[j]. */
-INLINE double NAME(prior_value)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *factor) {
-    REAL sum = 0, h1 = r->p1 / 2, h2 = r->p2 / 2, a1 = r->a1, a2 = r->a2, a = a1 - a2, b = (r->p2 - r->p1) / 2;
-    if (kind == NORMAL) {
-#pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) sum += v[j] * v[j] * h1;
-    } else if (kind == LAPLACE) {
-#pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) sum += ABS(v[j]) * (2 * h1);
-    } else if (kind == MIXTURE) {
-#pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) {
-            REAL q = v[j] * v[j], d = a + b * q;
-            factor[j] *= 1 + NAME(exp_minus)(d);
-            sum += d < 0 ? h2 * q - a2 : h1 * q - a1;
-        }
-    }
     return sum;
 }
 
-/* w = mu + sigma * eps over elements [first, first + count) of one parameter; returns their complexity if asked. */
+/* w = mu + sigma * eps over elements [first, first + count) of one parameter. */
 CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first, int64_t count) {
-    NAME(Prior) prior = NAME(prior)(p);
-    double total = 0;
-    int64_t constants = 0;
-    for (int64_t i = first; i < first + count; i += BLOCK) {
-        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK), constant = 0;
-        const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
-        REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], factor[BLOCK], sum = 0;
-        NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
-        if (!call->value) {
-#pragma omp simd
-            for (int j = 0; j < m; j++) {
-                REAL t, scale;
-                w[j] = mu[j] + NAME(softplus)(rho[j], &t, &scale) * eps[j];
-            }
-            continue;
-        }
-        if (centre)
-            for (int j = 0; j < m; j++) v[j] = centre[i + j];
-        else
-            memset(v, 0, sizeof v);
-#pragma omp simd reduction(+ : sum, constant)
-        for (int j = 0; j < m; j++) {
-            REAL t, scale, low = rho[j] < 0 ? rho[j] : 0;
-            w[j] = mu[j] + NAME(softplus)(rho[j], &t, &scale) * eps[j];
-            v[j] = CONSTANT(rho[j]) ? 0 : w[j] - v[j];
-            factor[j] = CONSTANT(rho[j]) ? 1 : scale;
-            sum -= CONSTANT(rho[j]) ? 0 : R(0.5) * eps[j] * eps[j] + low;
-            constant += CONSTANT(rho[j]) ? 1 : 0;
-        }
-        constants += constant;
-        total += NAME(prior_value)(p->kind, &prior, m, v, factor) + sum;
-        for (int j = m; j < BLOCK; j++) factor[j] = 1;
-        sum = 0; /* one logarithm for four factors */
-#pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < BLOCK / 4; j++)
-            sum += NAME(log)(factor[j] * factor[j + BLOCK / 4] * (factor[j + BLOCK / 2] * factor[j + BLOCK / 4 * 3]));
-        total -= sum;
-    }
-    if (constants) { /* they were counted as random weights at 0 with sigma = 1 and eps = 0 */
-        REAL zero = 0, factor = 1;
-        double each = NAME(prior_value)(p->kind, &prior, 1, &zero, &factor);
-        total -= constants * (each - (double)NAME(log)(factor)), count -= constants;
-    }
-    return total - count * prior.constant;
-}
-
-/* The gradients of mu and rho from that of w (which gmu may overwrite) and gc, that of the complexity.  The noise is
- * recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used. */
-CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
-    NAME(Prior) prior = NAME(prior)(p);
-    REAL gc = (REAL)call->gc;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *gw = (const REAL *)p->gw + i;
-        const REAL *w = (const REAL *)p->w + i, *centre = (const REAL *)p->centre;
-        REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK];
-        memcpy(v, w, m * sizeof(REAL));
-        if (centre)
-            for (int j = 0; j < m; j++) v[j] -= centre[i + j];
-        NAME(prior_slope)(p->kind, &prior, m, v, slope);
+        const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i;
+        REAL *w = (REAL *)p->w + i, eps[BLOCK];
+        NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
 #pragma omp simd
         for (int j = 0; j < m; j++) {
-            REAL t, scale, g = gw[j] + gc * slope[j];
-            NAME(softplus)(rho[j], &t, &scale);
-            /* (g eps - gc / sigma) sigmoid(rho) */
-            REAL h = (g * (w[j] - mu[j]) - gc) / ((1 + t) * scale);
-            gmu[j] = CONSTANT(rho[j]) ? 0 : g;
-            grho[j] = CONSTANT(rho[j]) ? 0 : h;
+            REAL t, scale;
+            w[j] = mu[j] + NAME(softplus)(1, rho[j], &t, &scale) * eps[j];
         }
+    }
+    return 0;
+}
+
+/* The gradients of mu and rho in one block from gw, that of w (which gmu may overwrite), and gc, that of the complexity
+ * log q(w|theta) - log P(w), which is returned.  The noise is recovered, not generated again: sigma * eps is w - mu, to
+ * the rounding of the w that was really used.  Only a mixed block has constant weights: two loops out of one source. */
+#define FIXED(rho) (mixed && CONSTANT(rho))
+INLINE double NAME(backward_terms)(const int mixed, const Param *p, const NAME(Prior) *prior, int64_t i, int m, REAL gc, const REAL *gw, REAL *gmu, REAL *grho) {
+    const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
+    const REAL *centre = (const REAL *)p->centre;
+    REAL v[BLOCK], slope[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
+    memcpy(v, w, m * sizeof(REAL));
+    if (centre)
+        for (int j = 0; j < m; j++) v[j] -= centre[i + j];
+    if (mixed)
+        for (int j = 0; j < m; j++) v[j] = FIXED(rho[j]) ? 0 : v[j];
+    double total = NAME(prior_terms)(p->kind, prior, m, v, slope, factor);
+#pragma omp simd reduction(+ : sum, constants)
+    for (int j = 0; j < m; j++) {
+        REAL t, scale, low = rho[j] < 0 ? rho[j] : 0, sigma = NAME(softplus)(mixed, rho[j], &t, &scale);
+        REAL g = gw[j] + gc * slope[j], h = (g * (w[j] - mu[j]) - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
+        gmu[j] = FIXED(rho[j]) ? 0 : g;
+        grho[j] = FIXED(rho[j]) ? 0 : h;
+        low = FIXED(rho[j]) ? 0 : low, scale = FIXED(rho[j]) ? 1 : scale, sigma = FIXED(rho[j]) ? 1 : sigma;
+        constants += FIXED(rho[j]) ? R(1.0) : R(0.0);
+        REAL eps = (w[j] - mu[j]) / sigma;
+        sum -= R(0.5) * eps * eps + low;
+        factor[j] *= scale;
+    }
+    for (int j = m; j < BLOCK; j++) factor[j] = 1;
+#pragma omp simd reduction(+ : logs)
+    for (int j = 0; j < BLOCK / 4; j++) /* one logarithm for four factors */
+        logs += NAME(log)(factor[j] * factor[j + BLOCK / 4] * (factor[j + BLOCK / 2] * factor[j + BLOCK / 4 * 3]));
+    if (constants) { /* they were counted as random weights at 0 with sigma = 1 and eps = 0 */
+        REAL zero = 0, one, ignored;
+        double each = NAME(prior_terms)(p->kind, prior, 1, &zero, &ignored, &one);
+        total -= constants * (each - (double)NAME(log)(one));
+    }
+    return total + (double)sum - (double)logs - (m - constants) * prior->constant;
+}
+
+INLINE double NAME(backward_block)(const Param *p, const NAME(Prior) *prior, int64_t i, int m, REAL gc, const REAL *gw, REAL *gmu, REAL *grho) {
+    if (NAME(mixed)((const REAL *)p->rho + i, m)) return NAME(backward_terms)(1, p, prior, i, m, gc, gw, gmu, grho);
+    return NAME(backward_terms)(0, p, prior, i, m, gc, gw, gmu, grho);
+}
+
+CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    NAME(Prior) prior = NAME(prior)(p);
+    double total = 0;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        total += NAME(backward_block)(p, &prior, i, m, (REAL)call->gc, (REAL *)p->gw + i, (REAL *)p->gmu + i, (REAL *)p->grho + i);
+    }
+    return total;
+}
+
+/* Only the complexity of the weights as they were drawn. */
+CLONES static double NAME(complexity)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    (void)call;
+    NAME(Prior) prior = NAME(prior)(p);
+    REAL gmu[BLOCK] = {0}, grho[BLOCK];
+    double total = 0;
+    for (int64_t i = first; i < first + count; i += BLOCK)
+        total += NAME(backward_block)(p, &prior, i, (int)(first + count - i < BLOCK ? first + count - i : BLOCK), 0, gmu, gmu, grho);
+    return total;
+}
+
+/* sigma^2, into w. */
+CLONES static double NAME(variance)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    (void)call;
+    const REAL *rho = (const REAL *)p->rho;
+    REAL *w = (REAL *)p->w;
+#pragma omp simd
+    for (int64_t i = first; i < first + count; i++) {
+        REAL t, scale, sigma = NAME(softplus)(1, rho[i], &t, &scale);
+        w[i] = sigma * sigma;
     }
     return 0;
 }
@@ -246,7 +257,7 @@ CLONES static double NAME(draw_many)(const Call *call, const Param *p, int64_t f
 #pragma omp simd
         for (int j = 0; j < m; j++) {
             REAL t, scale;
-            sigma[j] = NAME(softplus)(rho[j], &t, &scale);
+            sigma[j] = NAME(softplus)(1, rho[j], &t, &scale);
         }
         for (int64_t k = 0; k < call->many; k++) {
             REAL *w = (REAL *)p->w + k * p->n + i;
@@ -257,6 +268,7 @@ CLONES static double NAME(draw_many)(const Call *call, const Param *p, int64_t f
     return 0;
 }
 
+#undef FIXED
 #undef REAL
 #undef UINT
 #undef R

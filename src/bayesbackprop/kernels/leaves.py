@@ -2,77 +2,164 @@
 
 A likelihood computed from drawn weights has the paper's "usual gradients found by backpropagation" at those weights; to
 get Delta_mu and Delta_rho one must "simply scale and shift them". So the network runs on weights that are leaves of a
-graph of their own, and this is the scaling and shifting: either as a node of the caller's graph (:func:`connect`) or,
-when all that is wanted is ``.grad``, without one (:meth:`Graph.backward`), which small networks notice.
+graph of their own, or, where it is a plain stack of layers, of none; and this is the scaling and shifting: either as a
+node of the caller's graph (:func:`connect`) or, when all that is wanted is ``.grad``, without one
+(:meth:`Graph.backward`), which small networks notice.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayesbackprop.kernels import fused
 from bayesbackprop.kernels.parameter import Parameters
+from bayesbackprop.kernels.stack import Stack
+from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.noise import Key
+from bayesbackprop.swap import Places, call_with
 
 
-@dataclass(frozen=True)
+class Pass(NamedTuple):
+    """The likelihood cost of one draw, and what is needed to go back from it to the drawn weights.
+
+    Through autograd, whose leaves are the weights, or for a stack its output; or, if its ``slope`` by the output is
+    known, without.
+    """
+
+    ws: list[Tensor]
+    cost: Tensor
+    output: Any
+    stack: Stack | None = None
+    activations: Sequence[Tensor] = ()
+    slope: Tensor | None = None
+
+    def gradients(self, factor: float, retain_graph: bool) -> list[Tensor]:
+        """The gradients of ``factor`` times the cost: of the weights; others' are added to their ``.grad``."""
+        slope = self.slope
+        if slope is None:
+            self.cost.backward(torch.full_like(self.cost, factor), retain_graph=retain_graph)
+        elif factor != 1:
+            slope = slope * factor
+        if self.stack is None:
+            gradients = [fused.dense(w.grad, w) for w in self.ws]
+            for w in self.ws:
+                w.grad = None
+            return gradients
+        if slope is None:
+            slope, self.output.grad = fused.dense(self.output.grad, self.output), None
+        with torch.no_grad():
+            return self.stack.backward(self.ws, self.activations, slope)
+
+
+def run(
+    places: Places,
+    parameters: Parameters,
+    likelihood: Likelihood,
+    key: Key,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    targets: Any,
+) -> Pass:
+    """Draw the weights of parameters that are all fused, and run the network at ``places`` on them."""
+    ws = fused.draw(parameters, key)
+    stack = parameters.stack
+    if stack is None or not stack.takes(args, kwargs, ws[0].dtype):
+        for w in ws:
+            w.requires_grad_()
+        output = call_with(places, ws, args, kwargs)
+        return Pass(ws, likelihood.cost(output, targets), output)
+    with torch.no_grad():
+        activations = stack.forward(ws, args[0])
+        output = activations[-1]
+        cost = likelihood.cost(output, targets)
+        slope = likelihood.slope(output, targets)
+    if slope is None:
+        cost = likelihood.cost(output.requires_grad_(), targets)
+    return Pass(ws, cost, output, stack, activations, slope)
+
+
 class Graph:
     """The likelihood cost as a function of leaves: the weights of each draw, and the other trained tensors."""
 
-    parameters: Parameters
-    draws: Sequence[Sequence[Tensor]]
-    others: Sequence[Tensor]
-    likelihood: Tensor
-    complexity: Tensor
-    complexity_weight: float
-    versions: list[int]
+    def __init__(
+        self,
+        parameters: Parameters,
+        draws: Sequence[Pass],
+        others: Sequence[Tensor],
+        complexity_weight: float,
+    ) -> None:
+        self.parameters = parameters
+        self.draws = draws
+        self.others = others
+        self.complexity_weight = complexity_weight
+        self._state = parameters.state
+        self._complexity: float | None = None
 
     @property
     def inputs(self) -> list[Tensor]:
         """What the caller's graph is to be connected to."""
         return [*self.parameters.mus, *self.parameters.rhos, *self.others]
 
+    @property
+    def complexity(self) -> float:
+        """log q(w|theta) - log P(w), the mean over the draws: a pass over all weights, unless backward has been."""
+        if self._complexity is None:
+            self._check_unchanged()
+            self._complexity = sum(fused.complexity(self.parameters, each.ws) for each in self.draws) / len(self.draws)
+        return self._complexity
+
+    @property
+    def likelihood(self) -> Tensor:
+        """The likelihood cost, the mean over the draws; a value only."""
+        costs = [each.cost.detach() for each in self.draws]
+        return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
+
     def backward(self, retain_graph: bool) -> None:
         """Add the gradients of the total, likelihood + complexity_weight * complexity, to ``.grad``."""
-        self._check_unchanged()
-        self.likelihood.backward(retain_graph=retain_graph)
-        for ws in self.draws:
-            to_mu = [fused.dense(w.grad, w) for w in ws]
-            to_rho = self._scale_and_shift(ws, to_mu, self.complexity_weight)
-            for parameter, gradient in zip(self.inputs, to_mu + to_rho, strict=False):
-                _accumulate(parameter, gradient)
-            for w in ws:
-                w.grad = None
+        gradients = self._scale_and_shift(1.0, self.complexity_weight, retain_graph)
+        for parameter, gradient in zip(self.inputs, gradients, strict=False):
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
 
     def gradients(self, of_likelihood: float, of_complexity: float) -> list[Tensor | None]:
         """The gradients of all ``inputs``; what else the likelihood depends on has its own added to ``.grad``."""
-        self._check_unchanged()
         before = [other.grad for other in self.others]
         for other in self.others:
             other.grad = None
-        self.likelihood.backward(torch.full_like(self.likelihood, of_likelihood), retain_graph=True)
+        of_weights = self._scale_and_shift(of_likelihood, of_complexity, retain_graph=True)
         of_others = [other.grad for other in self.others]
         for other, gradient in zip(self.others, before, strict=True):
             other.grad = gradient
-        sums: list[Tensor] = []
-        for ws in self.draws:
-            to_mu = [fused.dense(w.grad, w) for w in ws]
-            both = to_mu + self._scale_and_shift(ws, to_mu, of_complexity)
-            sums = [a + b for a, b in zip(sums, both, strict=True)] if sums else both
-            for w in ws:
-                w.grad = None
-        return [*sums, *of_others]
+        return [*of_weights, *of_others]
 
-    def _scale_and_shift(self, ws: Sequence[Tensor], to_mu: Sequence[Tensor], of_complexity: float) -> list[Tensor]:
-        return fused.backward(self.parameters, ws, to_mu, of_complexity / len(self.draws))
+    def _scale_and_shift(self, of_likelihood: float, of_complexity: float, retain_graph: bool) -> list[Tensor]:
+        """The gradients of all mu and rho."""
+        self._check_unchanged()
+        sums: list[Tensor] = []
+        costs: list[float] = []
+        share = 1 / len(self.draws)
+        for each in self.draws:
+            to_mu = each.gradients(of_likelihood * share, retain_graph)
+            to_rho, cost = fused.backward(self.parameters, each.ws, to_mu, of_complexity * share)
+            costs.append(cost)
+            sums = [a.add_(b) for a, b in zip(sums, to_mu + to_rho, strict=True)] if sums else to_mu + to_rho
+        self._complexity = sum(costs) * share
+        if not math.isfinite(self._complexity):
+            raise ValueError(
+                "The complexity cost must be finite. Got NaN or inf instead: a mean or a rho is NaN or far too large."
+            )
+        return sums
 
     def _check_unchanged(self) -> None:
-        if self.versions != self.parameters.versions:
+        if self._state != self.parameters.state:
             raise RuntimeError(
-                "The weights were changed (by an optimiser step?) between computing the cost and backward: compute the "
-                "cost anew."
+                "The weights were changed (by an optimiser step?) after the cost was computed, and before backward or "
+                "before its parts were first read: compute the cost anew."
             )
 
 
@@ -81,8 +168,9 @@ class _Connect(torch.autograd.Function):
     def forward(ctx: Any, graph: Graph, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.graph = graph
         ctx.set_materialize_grads(False)
-        likelihood = graph.likelihood.detach()
-        return likelihood + graph.complexity_weight * graph.complexity, likelihood, graph.complexity
+        likelihood = graph.likelihood
+        complexity = torch.tensor(graph.complexity, dtype=likelihood.dtype)
+        return likelihood + graph.complexity_weight * complexity, likelihood, complexity
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -96,10 +184,3 @@ def connect(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
     """The total, the likelihood cost and the complexity as differentiable functions of mu, rho and the rest."""
     total, likelihood, complexity = _Connect.apply(graph, *graph.inputs)  # type: ignore[no-untyped-call]
     return total, likelihood, complexity
-
-
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad.add_(gradient)

@@ -7,8 +7,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from bayesbackprop.kernels.room import Room
+from bayesbackprop.kernels.stack import Stack
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
+
+# The priors that the kernels know, by their number in fused.c.
+_KINDS = {Normal: 1, ScaleMixture: 2, Laplace: 3}
 
 # A row of the table in fused.c: n, stream, seven addresses and the prior's kind; then three numbers of the prior.
 ROW = struct.Struct("=10q3d")
@@ -24,18 +29,26 @@ class Parameter(NamedTuple):
 
 
 class Parameters:
-    """The Bayesian parameters of a network by name, and what of them stays the same from call to call."""
+    """The Bayesian parameters of a network by name, and what of them stays the same from call to call.
 
-    def __init__(self, by_name: Mapping[str, Parameter]) -> None:
+    ``stack`` is the network, if it is nothing but a stack of layers with these weights.
+    """
+
+    def __init__(self, by_name: Mapping[str, Parameter], stack: Stack | None = None) -> None:
+        self.stack = stack
         self.by_name = dict(by_name)
         self.each = list(self.by_name.values())
         self.mus = [parameter.q.mu for parameter in self.each]
         self.rhos = [parameter.q.rho for parameter in self.each]
+        centres = [parameter.centre for parameter in self.each if parameter.centre is not None]
+        self.tensors = [*self.mus, *self.rhos, *centres]
+        self.room_for_weights, self.room_for_gradients = Room(), Room()
+        self.fused_priors = all(type(parameter.prior) in _KINDS for parameter in self.each)
 
     @property
-    def versions(self) -> list[int]:
-        """A count of the changes of each tensor, as autograd keeps it."""
-        return [tensor._version for tensor in (*self.mus, *self.rhos)]
+    def state(self) -> list[tuple[int, int]]:
+        """What tells whether a tensor was changed: the count of changes that autograd keeps, and where it is."""
+        return [(tensor._version, tensor.data_ptr()) for tensor in self.tensors]
 
     def subset(self, names: list[str]) -> "Parameters":
         """Only those of these names."""
@@ -48,10 +61,9 @@ class Parameters:
 
 
 def _describe(prior: Prior) -> tuple[int, float, float, float]:
-    if isinstance(prior, Normal):
-        return 1, prior.sigma, 0.0, 0.0
+    kind = _KINDS.get(type(prior), 0)
     if isinstance(prior, ScaleMixture):
-        return 2, prior.pi, prior.sigma1, prior.sigma2
-    if isinstance(prior, Laplace):
-        return 3, prior.scale, 0.0, 0.0
-    return 0, 0.0, 0.0, 0.0
+        return kind, prior.pi, prior.sigma1, prior.sigma2
+    if isinstance(prior, Normal):
+        return kind, prior.sigma, 0.0, 0.0
+    return kind, prior.scale if isinstance(prior, Laplace) else 0.0, 0.0, 0.0

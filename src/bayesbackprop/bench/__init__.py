@@ -1,0 +1,1 @@
+"""What training steps and predictions cost, beside plain PyTorch and other libraries: the work of ``bbb bench``."""

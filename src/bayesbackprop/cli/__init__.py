@@ -1,0 +1,51 @@
+"""The command line: ``bbb``."""
+
+import os
+import sys
+from typing import Annotated
+
+import rich.console
+import typer
+
+from bayesbackprop._version import __version__
+from bayesbackprop.cli import bench, data
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="bbb",
+    help="Bayes by Backprop: neural networks that know what they do not know.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"bayesbackprop {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command; a mistake of the user's is one line that says what to do, unless ``BBB_TRACEBACK`` is set."""
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("BBB_TRACEBACK"):
+            raise
+        rich.console.Console(stderr=True).print(
+            f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        sys.exit(1)
