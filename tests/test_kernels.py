@@ -235,7 +235,7 @@ def test_prediction_with_another_estimator_has_the_same_distribution() -> None:
     torch.manual_seed(1)
     model = Bayesian(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)), Gaussian(0.1), sigma=0.3, seed=5)
     x, draws = torch.randn(4, 3), 20_000
-    drawn = model.predict(x, draws=draws)
+    drawn = model.predict(x, draws=draws, estimator="shared")
     local = model.predict(x, draws=draws, estimator="local")
     error = (drawn.epistemic / draws).sqrt()
     assert_z(((drawn.mean - local.mean) / (error * 2**0.5)).flatten(), "mean")

@@ -67,7 +67,7 @@ def test_probabilities_are_averaged_not_log_probabilities():
 def test_entropy_splits_in_two(likelihood):
     model = Bayesian(mlp(), likelihood, sigma=0.8, seed=0)
     x = 3 * points()
-    predicted = model.predict(x, draws=20)
+    predicted = model.predict(x, draws=20, estimator="shared")
     each = torch.stack([model.draw(index=k)(x) for k in range(20)]).detach()
     if isinstance(likelihood, Categorical):
         p = each.softmax(-1)
@@ -115,7 +115,7 @@ def test_disagreement_of_sure_networks_is_all_epistemic():
 def test_multi_label_bernoulli():
     model = Bayesian(mlp(outputs=4), Bernoulli(), sigma=0.5, seed=0)
     x = points()
-    predicted = model.predict(x, draws=10)
+    predicted = model.predict(x, draws=10, estimator="shared")
     probs = torch.stack([model.draw(index=k)(x) for k in range(10)]).sigmoid().mean(0).detach()
     torch.testing.assert_close(predicted.probs, probs)
     assert torch.equal(predicted.labels, (probs > 0.5).long())
@@ -365,7 +365,7 @@ def test_memory_cap_holds(kind):
         if kind == "ensemble":
             ensemble = model.ensemble(draws)
             return peak(lambda: ensemble.predict(x, memory=memory).probs)
-        return peak(lambda: model.predict(x, draws=draws, memory=memory).probs)
+        return peak(lambda: model.predict(x, draws=draws, memory=memory, estimator="shared").probs)
 
     one, free = use(1, draws=1), use(2**30)
     outputs = 3 * draws * 512 * 2 * 4  # what is kept of each draw, while it is stacked and turned into probabilities
@@ -408,19 +408,21 @@ def test_the_network_is_left_as_it_was(ask):
 
 
 @identities
-def test_seeds_decide_the_draws():
+@pytest.mark.parametrize("estimator", [None, "shared"])
+def test_seeds_decide_the_draws(estimator):
     x = points()
     model = Bayesian(mlp(), Gaussian(0.5), sigma=0.5, seed=4)
-    first = model.predict(x, draws=6)
+    first = model.predict(x, draws=6, estimator=estimator)
     torch.rand(3)  # torch's own generator has no say
-    assert torch.equal(first.mean, model.predict(x, draws=6).mean)
-    assert torch.equal(first.mean, model.predict(x, draws=6, seed=4).mean)
-    assert not torch.equal(first.mean, model.predict(x, draws=6, seed=5).mean)
-    longer = model.predict(x, draws=9).components.mean.reshape(9, 5, 2)
+    assert torch.equal(first.mean, model.predict(x, draws=6, estimator=estimator).mean)
+    assert torch.equal(first.mean, model.predict(x, draws=6, estimator=estimator, seed=4).mean)
+    assert not torch.equal(first.mean, model.predict(x, draws=6, estimator=estimator, seed=5).mean)
+    longer = model.predict(x, draws=9, estimator=estimator).components.mean.reshape(9, 5, 2)
     torch.testing.assert_close(longer[:6], first.components.mean.reshape(6, 5, 2))
     assert len(longer[:, 0, 0].unique()) == 9
-    apart = torch.cat([model.predict(one, draws=6).mean for one in x.split(1)])
-    torch.testing.assert_close(apart, first.mean)
+    apart = torch.cat([model.predict(one, draws=6, estimator=estimator).mean for one in x.split(1)])
+    same_networks = estimator == "shared"
+    assert torch.allclose(apart, first.mean) == same_networks
 
 
 @identities
@@ -429,7 +431,7 @@ def test_ensemble_is_kept():
     model = Bayesian(mlp(), Categorical(), sigma=0.5, seed=0)
     ensemble = model.ensemble(5)
     predicted = ensemble.predict(x)
-    torch.testing.assert_close(predicted.probs, model.predict(x, draws=5).probs)
+    torch.testing.assert_close(predicted.probs, model.predict(x, draws=5, estimator="shared").probs)
     assert not torch.equal(model.ensemble(5, seed=1).predict(x).probs, predicted.probs)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import complexity, kernels
+from bayesbackprop import complexity, kernels, rowwise
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -24,7 +24,7 @@ from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Word
 from bayesbackprop.plan import Entry, Select, make_plan, per_parameter, print_plan
 from bayesbackprop.posterior import CONSTANT, InitialSigma, Mirror, Moments, WeightPosterior, initial_rho
-from bayesbackprop.predict import GIGABYTE, Ensemble, Predictive, over_draws, predictive
+from bayesbackprop.predict import GIGABYTE, Ensemble, Predictive, evaluating, over_draws, predictive
 from bayesbackprop.priors import Prior, ScaleMixture
 from bayesbackprop.swap import call_with, lock
 
@@ -140,32 +140,44 @@ class Bayesian(nn.Module):
         draws: int = 100,
         seed: int | None = None,
         memory: int = GIGABYTE,
-        estimator: Estimator | Mapping[str, Estimator] = "shared",
+        estimator: Estimator | Mapping[str, Estimator] | None = None,
         **kwargs: Any,
     ) -> Predictive:
         """The predictive distribution P(y|x) = E_q[P(y|x,w)]: the probabilities of ``draws`` networks, averaged.
 
         The network runs in evaluation mode and without gradients. The same seed gives the same draws.
 
+        Each example has exactly the predictive distribution of drawn networks. In fully connected networks its draws
+        are made in the quickest way and need not be those of the other examples of the batch. Where all examples must
+        see the same drawn networks, to plot drawn functions say, use ``estimator="shared"`` or :meth:`ensemble`.
+
         Args:
             *args: What the network takes.
             draws: How many weight draws to average.
             seed: Of the draws; None for the model's own.
             memory: Bytes that the draws running in parallel may hold at a time, as far as one draw's own use tells.
-            estimator: ``"shared"`` draws whole networks, whatever the model was trained with. For fully connected
-                networks ``"local"`` is by far the fastest for few inputs and gives each input the same predictive
-                distribution; with convolutions or sequences it does not, as it makes their positions independent.
+            estimator: None for the quickest way that is exact for each example; ``"shared"`` for whole drawn networks,
+                whatever the model was trained with; ``"local"``, which with convolutions or sequences makes positions
+                independent and is then not exact; ``"flipout"``; or a mapping of name patterns.
             **kwargs: What the network takes.
         """
         check_count("Bayesian.predict", draws=draws, memory=memory)
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
         layout = self.layout()
-        if estimator != "shared" or layout.rules:
-            layout = self._layout_with(estimator)
+        if estimator is None and layout.chain is not None and rowwise.takes(layout.chain, args, kwargs, layout.dtype):
+            with evaluating(self.net):
+                outputs = rowwise.outputs(layout.chain, layout.parameters, key, args[0], draws, memory)
+            return predictive(self.likelihood, outputs, draws)
+        if estimator not in (None, "shared") or layout.rules:
+            layout = self._layout_with(estimator or "shared")
         shared = layout.shared.names
         with torch.no_grad():
-            moments = {name: Moments.of(layout.parameters.by_name[name].q) for name in layout.rules}
+            parameters = layout.parameters.subset(list(layout.rules))
+            moments = {
+                name: Moments(p.q.mu, p.q.mean, variance)
+                for (name, p), variance in zip(parameters.by_name.items(), kernels.variances(parameters), strict=True)
+            }
 
         def run(each: tuple[Tensor, list[Tensor]]) -> Any:
             index, weights = each

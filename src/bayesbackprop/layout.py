@@ -1,5 +1,8 @@
 """Where the pieces of a model stand, looked up once and checked at each use."""
 
+from functools import cached_property
+
+import torch
 from torch import nn
 
 from bayesbackprop import noise
@@ -10,6 +13,7 @@ from bayesbackprop.kernels.stack import stack_of
 from bayesbackprop.noise import Role
 from bayesbackprop.plan import Entry
 from bayesbackprop.posterior import WeightPosterior
+from bayesbackprop.rowwise import chain_of
 from bayesbackprop.swap import Places
 
 
@@ -45,6 +49,16 @@ class Layout:
             },
             stack_of(net, self._means.tensors),
         )
+
+    @cached_property
+    def chain(self) -> list[nn.Module] | None:
+        """The layers of the network, if it treats each example by itself."""
+        return chain_of(self.shared.root, self._means.tensors)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the first weight."""
+        return self._means.tensors[0].dtype
 
     def holds(self) -> bool:
         """Whether everything still stands where it stood."""

@@ -104,11 +104,6 @@ class Moments(NamedTuple):
     mean: Tensor
     variance: Tensor
 
-    @staticmethod
-    def of(q: WeightPosterior) -> "Moments":
-        """Those of ``q`` as it is now."""
-        return Moments(q.mu, q.mean, q.variance)
-
 
 @dataclass(frozen=True)
 class Relative:

@@ -248,7 +248,7 @@ def over_draws(
             lambda output: output.unsqueeze(0), run(tree_map(lambda item: item[0], chunk(index, index + 1)))
         )
 
-    with lock(net), _evaluating(net):
+    with evaluating(net):
         with _Allocations() as allocations:
             results = [one(0)]
         at_a_time = memory // max(1, allocations.total)
@@ -284,16 +284,17 @@ class _Allocations(TorchDispatchMode):
 
 
 @contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients, and every module back to the mode it was in."""
-    training = [module for module in net.modules() if module.training]
-    net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients, for this thread alone, and every module back to the mode it was in."""
+    with lock(net):
+        training = [module for module in net.modules() if module.training]
+        net.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 def _levels(q: Sequence[float], like: Tensor) -> Tensor:

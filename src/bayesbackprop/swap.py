@@ -5,7 +5,7 @@ looked up once and checked at each use, so that a module exchanged in between is
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,7 +13,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules import module as modules
+
+# What a user may have put on a module that expects to be called.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 # While a network runs with other weights in its places, nobody else may.
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -79,6 +82,13 @@ def _find(root: nn.Module, name: str) -> Tensor:
     return tensor
 
 
+def untouched(net: Iterable[nn.Module]) -> bool:
+    """Whether calling these modules does nothing but their own ``forward``: no hooks, nothing put in its place."""
+    return not modules._has_any_global_hook() and not any(
+        "forward" in own or any(own[name] for name in _HOOKS) for own in map(vars, net)
+    )
+
+
 def lock(net: nn.Module) -> threading.RLock:
     """What to hold while ``net`` must be as it is."""
     found = _locks.get(net)
@@ -91,7 +101,7 @@ def _checking(places: Places) -> Iterator[None]:
     if places.checked or not torch.is_grad_enabled():
         yield
         return
-    handle = register_module_forward_pre_hook(_refuse_checkpointing)
+    handle = modules.register_module_forward_pre_hook(_refuse_checkpointing)
     try:
         yield
     finally:

@@ -18,7 +18,18 @@ from bayesbackprop.kernels import fused, reference
 from bayesbackprop.kernels.parameter import Parameter, Parameters
 from bayesbackprop.noise import Key
 
-__all__ = ["Parameter", "Parameters", "all_fused", "draw_many", "normal", "plain", "sample", "signs", "variances"]
+__all__ = [
+    "Parameter",
+    "Parameters",
+    "all_fused",
+    "draw",
+    "draw_many",
+    "normal",
+    "plain",
+    "sample",
+    "signs",
+    "variances",
+]
 
 _enabled = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
 
@@ -84,6 +95,14 @@ def variances(parameters: Parameters) -> list[Tensor]:
     """sigma^2 of each parameter, without gradients."""
     with torch.no_grad():
         return fused.variance(parameters) if _all_fit(parameters) else [p.q.variance for p in parameters.each]
+
+
+def draw(parameters: Parameters, key: Key) -> list[Tensor]:
+    """A draw of each parameter, without gradients."""
+    with torch.no_grad():
+        if _all_fit(parameters):
+            return fused.draw(parameters, key)
+        return [ws[0] for ws in reference.draw_many(parameters, key, 1)]
 
 
 def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:

@@ -40,7 +40,8 @@ class Pass(NamedTuple):
         """The gradients of ``factor`` times the cost: of the weights; others' are added to their ``.grad``."""
         slope = self.slope
         if slope is None:
-            self.cost.backward(torch.full_like(self.cost, factor), retain_graph=retain_graph)
+            if self.cost.requires_grad:  # or no weight has a part in it
+                self.cost.backward(torch.full_like(self.cost, factor), retain_graph=retain_graph)
         elif factor != 1:
             slope = slope * factor
         if self.stack is None:

@@ -35,5 +35,6 @@ class Room:
 
 
 def _is_held(tensor: Tensor) -> bool:
-    # One count is the tensor's own, one that of the storage object asked.
-    return _use_count is None or _use_count(tensor.untyped_storage()._cdata) > 2
+    # One count is the tensor's own, one that of the storage object asked. Other processes are not counted.
+    storage = tensor.untyped_storage()
+    return _use_count is None or storage.is_shared() or _use_count(storage._cdata) > 2

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as modules
+
+from bayesbackprop.swap import untouched
 
 _ops = torch.ops.aten
 
@@ -21,15 +22,12 @@ _FUNCTIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Te
     nn.Sigmoid: (torch.sigmoid_, _ops.sigmoid_backward),
 }
 
-# What a user may have put on a module that expects to be called.
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 class Stack:
     """``net`` as a stack: ``weights`` says where in the list of weights those of each linear layer stand."""
 
     def __init__(self, net: nn.Sequential, weights: dict[Tensor, int]) -> None:
-        self._attributes = [module.__dict__ for module in (net, *net)]
+        self._modules = [net, *net]
         self._layers = [
             (type(module), weights[module.weight], None if module.bias is None else weights[module.bias])
             if isinstance(module, nn.Linear)
@@ -44,9 +42,9 @@ class Stack:
         x = args[0]
         if type(x) is not Tensor or x.dim() != 2 or x.dtype is not dtype or x.device.type != "cpu":
             return False
-        if modules._has_any_global_hook():
+        if x.layout is not torch.strided or len(self._modules[0]._modules) != len(self._layers):
             return False
-        return not any("forward" in own or any(own[name] for name in _HOOKS) for own in self._attributes)
+        return untouched(self._modules)
 
     def forward(self, ws: Sequence[Tensor], x: Tensor) -> list[Tensor]:
         """The input, and what comes out of each layer; an elementwise function takes the place of its own input."""
@@ -84,7 +82,8 @@ def stack_of(net: nn.Module, weights: Sequence[Tensor]) -> Stack | None:
         if type(module) is not nn.Linear and not (type(module) in _FUNCTIONS and type(before) is nn.Linear):
             return None
     numbers = {weight: number for number, weight in enumerate(weights)}
-    used = [parameter for module in net for parameter in module.parameters()]
-    if len(set(used)) != len(used) or not all(parameter in numbers for parameter in used):
+    linear = [module for module in net if type(module) is nn.Linear]
+    used = [tensor for module in linear for tensor in (module.weight, module.bias) if tensor is not None]
+    if len(set(used)) != len(used) or not all(tensor in numbers for tensor in used):
         return None
     return Stack(net, numbers)
