@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Likelihood], Targets]] = {
 
 def net_of(sizes: list[int], function: str = "tanh", bias: bool = True, last: bool = False) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for number, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (before, after) in enumerate(pairwise(sizes)):
         layers += [nn.Linear(before, after, bias=bias), FUNCTIONS[function]()]
         if number == len(sizes) - 2 and not last:
             layers.pop()
@@ -354,9 +355,13 @@ OTHER_NETS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHER_NETS)
 def test_networks_that_are_no_stacks(name: str, taken: list[int]) -> None:
-    net = OTHER_NETS[name]().double()
     x, y = torch.randn(5, 3).double(), torch.randn(5, 3).double()
-    compare(lambda: bayesian(copy.deepcopy(net), Gaussian(0.3)), x, y)
+
+    def make() -> Bayesian:
+        torch.manual_seed(5)
+        return bayesian(OTHER_NETS[name]().double(), Gaussian(0.3))
+
+    compare(make, x, y)
     assert not taken
 
 
@@ -408,7 +413,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("where", ["net", "linear", "function"])
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:For backward hooks to be called")
 def test_hooks_are_called(hook: str, where: str, taken: list[int]) -> None:
     """Also those that come after the first step, and only until they go."""
     x, y = torch.randn(5, 3).double(), torch.randn(5, 3).double()
@@ -473,7 +478,7 @@ def append(net: nn.Sequential) -> None:
 
 
 def remove(net: nn.Sequential) -> None:
-    del net[1]
+    del net[3]
 
 
 @pytest.mark.parametrize(
@@ -481,7 +486,7 @@ def remove(net: nn.Sequential) -> None:
 )
 def test_a_network_changed_after_wrapping(change: Callable[[nn.Sequential], None]) -> None:
     x, y = torch.randn(5, 3).double(), torch.randn(5, 3).double()
-    net = net_of([3, 4, 3]).double()
+    net = net_of([3, 4, 3], last=True).double()
 
     def make() -> Bayesian:
         model = bayesian(copy.deepcopy(net), Gaussian(0.3))
@@ -751,7 +756,7 @@ def test_an_input_changed_before_backward_is_noticed(wrap: Any) -> None:
     x, y = torch.randn(5, 3), torch.randint(4, (5,))
     cost = FreeEnergy(model, n=40)(x, y)
     x.zero_()
-    with pytest.raises(RuntimeError, match="changed|modified"):
+    with pytest.raises(RuntimeError, match=r"changed|modified"):
         cost.backward()
 
 

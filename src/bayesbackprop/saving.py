@@ -15,6 +15,7 @@ from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import Described, invalid, tensor_shape
 from bayesbackprop._version import __version__
 from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.checkpoint import write_atomically
 from bayesbackprop.estimators import Estimator
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.priors import Prior
@@ -66,13 +67,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
         },
     }
     tensors = {name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(safetensors.torch.save(tensors, metadata={_KEY: json.dumps(metadata)}))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(Path(path), safetensors.torch.save(tensors, metadata={_KEY: json.dumps(metadata)}))
 
 
 def load(

@@ -8,7 +8,7 @@ import rich.console
 import typer
 
 from bayesbackprop._version import __version__
-from bayesbackprop.cli import bench, data
+from bayesbackprop.cli import bench, data, reproduce
 
 __all__ = ["app", "main"]
 
@@ -20,6 +20,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(bench.app, name="bench")
+app.command("train")(reproduce.train)
+app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
 
 
@@ -42,6 +44,8 @@ def main() -> None:
     """Run the command; a mistake of the user's is one line that says what to do, unless ``BBB_TRACEBACK`` is set."""
     try:
         app()
+    except KeyboardInterrupt:
+        sys.exit("Stopped.")
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("BBB_TRACEBACK"):
             raise

@@ -1,0 +1,47 @@
+"""Files that are written whole or not at all, and tensors with a little JSON in them. Reading never runs code."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from bayesbackprop._errors import Described, invalid
+
+_KEY = "bayesbackprop.checkpoint"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``; whoever is killed meanwhile leaves the file as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write tensors, and what JSON can say, into one safetensors file."""
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, safetensors.torch.save(contiguous, metadata={_KEY: json.dumps(metadata)}))
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`write_checkpoint` wrote."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(_KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        raise invalid("path", "read_checkpoint", "a whole safetensors file", Described(f"{path} ({error})")) from error
+    if text is None:
+        raise invalid("path", "read_checkpoint", "a checkpoint of bayesbackprop", Described(str(path)))
+    return tensors, json.loads(text)

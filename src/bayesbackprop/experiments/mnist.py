@@ -1,0 +1,198 @@
+"""MNIST classification (section 5.1 of the paper): every method of Table 1 and its baselines, on one loop."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesbackprop._errors import check_count, check_not_negative, check_positive, invalid
+from bayesbackprop._version import __version__
+from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.data import Images
+from bayesbackprop.likelihoods import Categorical, Likelihood
+from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
+from bayesbackprop.progress import Progress
+from bayesbackprop.saving import save
+from bayesbackprop.train import Examples, Run, Schedule, error_of
+
+Method = Literal["bbb-mixture", "bbb-gaussian", "sgd", "dropout", "dropconnect", "map-gaussian", "map-laplace"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+# The selected model of a run, for others to use.
+MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Config:
+    """An experiment, down to the seed. All numbers were chosen on the validation set.
+
+    Args:
+        method: A row of Table 1, or a baseline.
+        units: Of each of the two hidden layers.
+        schedule: How to train.
+        temperature: A factor on the complexity; 1 is the paper's cost.
+        draws: Monte Carlo samples a step.
+        pi: Of the scale mixture.
+        sigma1: Of the scale mixture, the slab.
+        sigma2: Of the scale mixture, the spike.
+        prior_sigma: Of the Gaussian prior, or the scale of the Laplace prior.
+        sigma: The initial standard deviation of the posterior.
+        prediction_draws: Networks to average in the final evaluation.
+        seed: Of the initial weights and all noise.
+    """
+
+    method: Method = "bbb-mixture"
+    units: int = 400
+    schedule: Schedule = field(default_factory=Schedule)
+    temperature: float = 1.0
+    draws: int = 1
+    pi: float = 0.25
+    sigma1: float = math.exp(-1)
+    sigma2: float = math.exp(-7)
+    prior_sigma: float = 0.1
+    sigma: float = 0.0067
+    prediction_draws: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise invalid("method", "Config", f"one of {', '.join(METHODS)}", self.method)
+        check_count("Config", units=self.units, draws=self.draws, prediction_draws=self.prediction_draws)
+        check_count("Config", least=0, seed=self.seed)
+        check_positive("Config", sigma=self.sigma, prior_sigma=self.prior_sigma)
+        check_not_negative("Config", temperature=self.temperature)
+
+    @property
+    def prior(self) -> Prior:
+        """The prior on the weights."""
+        if self.method == "bbb-mixture":
+            return ScaleMixture(self.pi, self.sigma1, self.sigma2)
+        return Laplace(self.prior_sigma) if self.method == "map-laplace" else Normal(self.prior_sigma)
+
+    @property
+    def is_bayesian(self) -> bool:
+        """Whether there is a distribution on the weights."""
+        return self.method.startswith("bbb")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run gave; ``prediction`` is by the mean network or by drawn ones, as the validation set chose."""
+
+    method: str
+    units: int
+    temperature: float
+    seed: int
+    epochs: int
+    selected_epoch: int
+    validation_error: float
+    test_error: float
+    seconds: float
+    prediction: str
+
+
+class DropConnect(nn.Linear):
+    """A linear layer that forgets each weight with probability ``p`` while it is trained (Wan et al., 2013)."""
+
+    def __init__(self, inputs: int, outputs: int, p: float = 0.5) -> None:
+        super().__init__(inputs, outputs)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output, of what is left of the weights."""
+        return F.linear(x, F.dropout(self.weight, self.p, self.training), self.bias)
+
+
+class PointEstimate(nn.Module):
+    """The cost of a single network: maximum likelihood, or with a prior the maximum of the posterior.
+
+    As a :class:`FreeEnergy` of ``n`` examples it is per example: -mean log P(y|x,w) - log P(w) / n.
+    """
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood, n: int, prior: Prior | None = None) -> None:
+        super().__init__()
+        self.net, self.likelihood, self.n, self.prior = net, likelihood, n, prior
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Cost:
+        """The cost of a minibatch."""
+        likelihood = self.likelihood.cost(self.net(inputs), targets)
+        if self.prior is None:
+            return Cost((likelihood, torch.zeros(())), 0.0)
+        complexity = -sum((self.prior.log_density(p).sum() for p in self.net.parameters()), torch.zeros(()))
+        return Cost((likelihood, complexity), 1 / self.n)
+
+
+def network(config: Config) -> nn.Sequential:
+    """784-units-units-10 with rectified linear units, weights as He et al. start them."""
+    torch.default_generator.manual_seed(config.seed)
+    u = config.units
+    layers: list[nn.Module] = []
+    for number, (inputs, outputs) in enumerate([(784, u), (u, u), (u, 10)]):
+        if config.method == "dropout":
+            layers.append(nn.Dropout(0.5 if number else 0.2))
+        kind = DropConnect if config.method == "dropconnect" and number else nn.Linear
+        layer = kind(inputs, outputs)
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if number == 2 else [layer, nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def prepare(config: Config, n: int, folder: Path) -> Run:
+    """The run that ``config`` describes, wherever it is."""
+    net = network(config)
+    if config.is_bayesian:
+        model = Bayesian(net, Categorical(), config.prior, sigma=config.sigma, seed=config.seed)
+        objective: nn.Module = FreeEnergy(model, n, draws=config.draws, temperature=config.temperature)
+        return Run(objective, net, config.schedule, folder, model.rho)
+    prior = config.prior if config.method.startswith("map") else None
+    return Run(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder)
+
+
+def run(
+    config: Config, images: Images, folder: Path, progress: Progress | None = None, *, curve: bool = False
+) -> Result:
+    """Train, select the epoch and the way to predict on the validation set, and only then look at the test set.
+
+    With ``curve`` the test error is recorded after each epoch as well, for figure 2; nothing is selected by it.
+    """
+    training, validation, test = (Examples(*split) for split in images)
+    job = prepare(config, len(training.inputs), folder)
+    watched = {"validation": validation, "test": test} if curve else {"validation": validation}
+    state = job.train(training, watched, progress or Progress(quiet=True))
+    job.load_best()
+    errors: dict[str, Callable[[Examples], float]] = {"mean": functools.partial(error_of, job.net)}
+    if isinstance(job.objective, FreeEnergy):
+        errors["draws"] = functools.partial(_error_of_draws, job.objective.model, config.prediction_draws)
+        save(job.objective.model, folder / MODEL)
+    on_validation = {name: error(validation) for name, error in errors.items()}
+    prediction = min(on_validation, key=on_validation.__getitem__)
+    return Result(
+        method=config.method,
+        units=config.units,
+        temperature=config.temperature,
+        seed=config.seed,
+        epochs=config.schedule.epochs,
+        selected_epoch=int(state.selected["epoch"]),
+        validation_error=on_validation[prediction],
+        test_error=errors[prediction](test),
+        seconds=sum(record["seconds"] for record in state.records),
+        prediction=prediction,
+    )
+
+
+def describe(config: Config) -> dict[str, object]:
+    """A configuration as plain data, with the version that ran it."""
+    return {**asdict(config), "version": __version__}
+
+
+def _error_of_draws(model: Bayesian, draws: int, examples: Examples) -> float:
+    wrong = model.predict(examples.inputs, draws=draws).labels != examples.targets  # type: ignore[attr-defined]
+    return 100 * float(wrong.float().mean())

@@ -1,0 +1,124 @@
+"""Table 1: test errors on MNIST, cell by cell. A cell that was not run is missing, never guessed."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from statistics import mean, stdev
+
+from bayesbackprop.checkpoint import write_atomically
+from bayesbackprop.data import Images
+from bayesbackprop.experiments.mnist import Config, Method, Result, describe, run
+from bayesbackprop.progress import Progress
+from bayesbackprop.train import Schedule
+
+# What the paper printed, by method and units.
+PUBLISHED: dict[str, dict[int, float]] = {
+    "sgd": {400: 1.83, 800: 1.84, 1200: 1.88},
+    "dropout": {400: 1.51, 800: 1.33, 1200: 1.36},
+    "bbb-gaussian": {400: 1.82, 800: 1.99, 1200: 2.04},
+    "bbb-mixture": {400: 1.36, 800: 1.34, 1200: 1.32},
+}
+
+# The recipes, chosen on the validation set.
+RECIPES: dict[Method, Config] = {
+    "bbb-mixture": Config("bbb-mixture", schedule=Schedule(epochs=100)),
+    "bbb-gaussian": Config("bbb-gaussian", schedule=Schedule(epochs=40)),
+    "sgd": Config("sgd", schedule=Schedule(epochs=40, optimiser="sgd", learning_rate=0.1, decay="constant")),
+    "dropout": Config("dropout", schedule=Schedule(epochs=100)),
+    "dropconnect": Config("dropconnect", schedule=Schedule(epochs=100)),
+    "map-gaussian": Config("map-gaussian", schedule=Schedule(epochs=40)),
+    "map-laplace": Config("map-laplace", schedule=Schedule(epochs=40), prior_sigma=0.05),
+}
+
+_KEY = ("method", "units", "temperature", "seed", "epochs")
+
+
+def cells(
+    methods: Iterable[Method],
+    units: Iterable[int],
+    seeds: Iterable[int],
+    temperatures: Sequence[float] = (1.0,),
+    epochs: int | None = None,
+) -> list[Config]:
+    """The experiments of a table, the seeds last, so that every cell has one run before any has two."""
+    chosen: list[Config] = []
+    for seed in seeds:
+        for method in methods:
+            recipe = RECIPES[method]
+            for temperature in temperatures if recipe.is_bayesian else (1.0,):
+                for number in units:
+                    schedule = replace(recipe.schedule, seed=seed, epochs=epochs or recipe.schedule.epochs)
+                    config = replace(recipe, units=number, seed=seed, temperature=temperature, schedule=schedule)
+                    chosen.append(config)
+    return chosen
+
+
+def reproduce(
+    configs: Sequence[Config],
+    images: Images,
+    runs: Path,
+    results: Path,
+    command: str,
+    progress: Callable[[str], Progress],
+) -> list[Result]:
+    """Run what has not been run, and write ``table1.csv`` anew after each cell."""
+    table = results / "table1.csv"
+    for config in configs:
+        folder = runs / name_of(config)
+        done = folder / "result.json"
+        if not done.exists():
+            result = run(config, images, folder, progress(name_of(config)))
+            write_atomically(done, json.dumps(asdict(result), indent=1).encode())
+            (folder / "checkpoint.safetensors").unlink()  # it served to resume
+        write(table, [*read(table), Result(**json.loads(done.read_text()))])
+        _remember(results / "table1.json", name_of(config), {"command": command, **describe(config)})
+    return read(table)
+
+
+def name_of(config: Config) -> str:
+    """The name of a run's folder."""
+    temperature = "" if config.temperature == 1 else f"-t{config.temperature:g}"
+    return f"{config.method}-{config.units}{temperature}-{config.schedule.epochs}epochs-seed{config.seed}"
+
+
+def read(path: Path) -> list[Result]:
+    """The rows of a table, none if there is no file."""
+    if not path.exists():
+        return []
+    kinds = {field.name: field.type for field in fields(Result)}
+    convert = {int: int, float: float, str: str}
+    with path.open(newline="") as file:
+        return [Result(**{k: convert[kinds[k]](v) for k, v in row.items()}) for row in csv.DictReader(file)]  # type: ignore
+
+
+def write(path: Path, rows: Iterable[Result]) -> None:
+    """Write a table; of rows with the same cell and seed the last counts."""
+    unique = {tuple(getattr(row, name) for name in _KEY): row for row in rows}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
+    writer.writeheader()
+    for _, row in sorted(unique.items()):
+        writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode())
+
+
+def summary(rows: Iterable[Result]) -> dict[tuple[str, float, int, int], tuple[float, float, int]]:
+    """Mean and spread over the seeds, and their number, by (method, temperature, units, epochs)."""
+    cells: dict[tuple[str, float, int, int], list[float]] = {}
+    for row in rows:
+        cells.setdefault((row.method, row.temperature, row.units, row.epochs), []).append(row.test_error)
+    return {
+        key: (mean(errors), stdev(errors) if len(errors) > 1 else math.nan, len(errors))
+        for key, errors in sorted(cells.items())
+    }
+
+
+def _remember(path: Path, name: str, entry: dict[str, object]) -> None:
+    entries = json.loads(path.read_text()) if path.exists() else {}
+    entries[name] = entry
+    write_atomically(path, json.dumps(entries, indent=1, sort_keys=True).encode())

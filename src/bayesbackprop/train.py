@@ -1,0 +1,278 @@
+"""Training: one loop for every method, that can be killed at any moment.
+
+The order of the examples is a pure function of (seed, epoch), the noise of (seed, step), the learning rate of the step.
+So a checkpoint needs no state of any generator, and a run that was killed goes on bit for bit as if it had not been.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bayesbackprop._errors import check_count, check_not_negative, check_positive, check_probability, invalid
+from bayesbackprop.checkpoint import read_checkpoint, write_atomically, write_checkpoint
+from bayesbackprop.progress import Progress
+
+CHECKPOINT = "checkpoint.safetensors"
+BEST = "best.safetensors"
+METRICS = "metrics.jsonl"
+
+# Seeds of epochs and steps must not meet those of neighbouring runs.
+_STRIDE = 1_000_003
+
+# Examples to classify at a time.
+_EVALUATED = 5000
+
+
+class Examples(NamedTuple):
+    """Inputs and targets, one row each."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How to train.
+
+    Args:
+        epochs: Passes over the training set.
+        batch_size: Examples of a minibatch, over all ranks.
+        optimiser: ``"adam"`` or ``"sgd"``.
+        learning_rate: At the start.
+        rho_rate: The learning rate of rho, as a multiple of that of mu.
+        momentum: Of ``"sgd"``.
+        decay: ``"cosine"`` lets the learning rate fall to 0 at the end; ``"constant"`` keeps it.
+        averaging: Evaluate and select not the parameters themselves but their exponential average over steps, with
+            this factor; 0 for none.
+        seed: Of the order of the examples, and of dropout where there is any.
+    """
+
+    epochs: int = 40
+    batch_size: int = 128
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    rho_rate: float = 1.0
+    momentum: float = 0.0
+    decay: Literal["cosine", "constant"] = "cosine"
+    averaging: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("Schedule", epochs=self.epochs, batch_size=self.batch_size)
+        check_count("Schedule", least=0, seed=self.seed)
+        check_positive("Schedule", learning_rate=self.learning_rate, rho_rate=self.rho_rate)
+        check_not_negative("Schedule", momentum=self.momentum)
+        check_probability("Schedule", averaging=self.averaging)
+        if self.optimiser not in ("adam", "sgd"):
+            raise invalid("optimiser", "Schedule", "'adam' or 'sgd'", self.optimiser)
+        if self.decay not in ("cosine", "constant"):
+            raise invalid("decay", "Schedule", "'cosine' or 'constant'", self.decay)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The factor on the learning rate at ``step`` of ``steps``."""
+        return 1.0 if self.decay == "constant" else 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+@dataclass
+class State:
+    """How far a run is: the steps taken, the sums of the running epoch, and a record for each epoch that is over."""
+
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    records: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def selected(self) -> dict[str, float]:
+        """The record of the epoch with the lowest validation error, the first of equals."""
+        return min(self.records, key=lambda record: record["validation_error"])
+
+
+class Run:
+    """One training run in a folder of its own.
+
+    Args:
+        objective: Gives the cost of a minibatch, with ``backward()``, ``likelihood`` and ``complexity``: a
+            ``FreeEnergy``, say.
+        net: The network to evaluate: that of the means.
+        schedule: How to train.
+        folder: For checkpoints and metrics. If there is a checkpoint of the same schedule in it, the run goes on there.
+        rho: The parameters that ``schedule.rho_rate`` applies to.
+    """
+
+    def __init__(
+        self, objective: nn.Module, net: nn.Module, schedule: Schedule, folder: Path, rho: nn.Module | None = None
+    ) -> None:
+        self.objective, self.net, self.schedule, self.folder = objective, net, schedule, folder
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.optimiser = _optimiser(objective, rho, schedule)
+        self.state = State()
+        self._average = [p.detach().clone() for p in objective.parameters()] if schedule.averaging else []
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / CHECKPOINT).exists():
+            self._resume()
+
+    def train(self, training: Examples, watched: Mapping[str, Examples], progress: Progress) -> State:
+        """Run to the end, from wherever the run is. Ctrl-C leaves a checkpoint of the very step.
+
+        Args:
+            training: The training set.
+            watched: What to measure the error on after each epoch. ``"validation"``, which must be there, selects.
+            progress: Shows how far the run is.
+        """
+        schedule, state = self.schedule, self.state
+        if schedule.batch_size % self.ranks:
+            raise invalid("batch_size", "Schedule", f"a multiple of the {self.ranks} ranks", schedule.batch_size)
+        batches = -(-len(training.inputs) // schedule.batch_size)
+        objective = DistributedDataParallel(self.objective) if self.ranks > 1 else self.objective
+        with progress.run(schedule.epochs, batches, state.step):
+            try:
+                for epoch in range(state.step // batches, schedule.epochs):
+                    started = time.perf_counter() - state.seconds
+                    order = _order(schedule.seed, epoch, len(training.inputs))
+                    for batch in order.split(schedule.batch_size)[state.step % batches :]:
+                        own = batch[self.rank :: self.ranks]
+                        self._step(objective, training.inputs[own], training.targets[own], schedule.epochs * batches)
+                        progress.step(state.sums)
+                    state.seconds = time.perf_counter() - started
+                    self._end_epoch(epoch + 1, batches, watched)
+                    progress.epoch(state.records[-1])
+            except KeyboardInterrupt:
+                self._save()
+                raise
+        return state
+
+    def _step(self, objective: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> None:
+        state = self.state
+        factor = self.schedule.rate(state.step, steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["base"] * factor
+        # For dropout, which is the only noise that does not come from the objective.
+        torch.default_generator.manual_seed(self.schedule.seed * _STRIDE + state.step * self.ranks + self.rank)
+        self.optimiser.zero_grad()
+        cost = objective(inputs, targets)
+        cost.backward()
+        self.optimiser.step()
+        if self._average:
+            torch._foreach_lerp_(self._average, list(self.objective.parameters()), 1 - self.schedule.averaging)
+        for name in ("likelihood", "complexity"):
+            state.sums[name] = state.sums.get(name, 0.0) + float(getattr(cost, name).detach())
+        state.step += 1
+
+    def _end_epoch(self, epoch: int, batches: int, watched: Mapping[str, Examples]) -> None:
+        state = self.state
+        means = {name: total / batches for name, total in state.sums.items()}
+        with self.averaged():
+            errors = {f"{name}_error": error_of(self.net, examples) for name, examples in watched.items()}
+            state.records.append({"epoch": epoch, **means, **errors, "seconds": state.seconds})
+            state.sums, state.seconds = {}, 0.0
+            if self.rank == 0 and state.selected is state.records[-1]:
+                tensors = {f"objective.{name}": value for name, value in self.objective.state_dict().items()}
+                write_checkpoint(self.folder / BEST, tensors, {"epoch": epoch})
+        self._save()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it, the parameters are their averages, if there are any."""
+        if not self._average:
+            yield
+            return
+        parameters: list[Tensor] = list(self.objective.parameters())
+        own = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, self._average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, own)
+
+    def load_best(self) -> None:
+        """Give the objective the parameters of the epoch that the validation set selects."""
+        tensors, _ = read_checkpoint(self.folder / BEST)
+        self.objective.load_state_dict(_under("objective", tensors))
+
+    def _save(self) -> None:
+        if self.rank:
+            return
+        tensors = {f"objective.{name}": value for name, value in self.objective.state_dict().items()}
+        tensors |= {f"average.{number}": value for number, value in enumerate(self._average)}
+        for number, slots in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{number}.{name}": v for name, v in slots.items() if isinstance(v, Tensor)}
+        write_checkpoint(self.folder / CHECKPOINT, tensors, {"schedule": asdict(self.schedule), **asdict(self.state)})
+        lines = "".join(json.dumps(record) + "\n" for record in self.state.records)
+        write_atomically(self.folder / METRICS, lines.encode())
+
+    def _resume(self) -> None:
+        tensors, metadata = read_checkpoint(self.folder / CHECKPOINT)
+        if metadata["schedule"] != asdict(self.schedule):
+            changed = {k: v for k, v in metadata["schedule"].items() if v != asdict(self.schedule).get(k)}
+            constraint = f"the one that the run in {self.folder} began with, where {changed}; or choose another folder"
+            raise invalid("schedule", "Run", constraint, self.schedule)
+        self.objective.load_state_dict(_under("objective", tensors))
+        for number, value in _under("average", tensors).items():
+            self._average[int(number)].copy_(value)
+        slots: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under("optimiser", tensors).items():
+            number, _, slot = name.partition(".")
+            slots.setdefault(int(number), {})[slot] = value
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": slots})
+        names = ("step", "sums", "seconds", "records")
+        self.state = State(**{name: metadata[name] for name in names})
+
+
+def error_of(net: nn.Module, examples: Examples) -> float:
+    """The percentage of examples that ``net`` puts in the wrong class."""
+    training = net.training
+    net.eval()
+    with torch.no_grad():
+        parts = zip(examples.inputs.split(_EVALUATED), examples.targets.split(_EVALUATED), strict=True)
+        wrong = sum(int((net(x).argmax(1) != y).sum()) for x, y in parts)
+    net.train(training)
+    return 100 * wrong / len(examples.targets)
+
+
+@contextmanager
+def distributed() -> Iterator[None]:
+    """Within it, a process that ``torchrun`` started belongs to its group; any other runs alone."""
+    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) < 2:
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _order(seed: int, epoch: int, n: int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed * _STRIDE + epoch))
+
+
+def _optimiser(objective: nn.Module, rho: nn.Module | None, schedule: Schedule) -> torch.optim.Optimizer:
+    spread = [] if rho is None else list(rho.parameters())
+    numbers = set(map(id, spread))
+    others = [parameter for parameter in objective.parameters() if id(parameter) not in numbers]
+    rates = ((others, schedule.learning_rate), (spread, schedule.learning_rate * schedule.rho_rate))
+    groups: list[dict[str, Any]] = [
+        {"params": parameters, "lr": rate, "base": rate} for parameters, rate in rates if parameters
+    ]
+    if schedule.optimiser == "adam":
+        return torch.optim.Adam(groups, fused=True)
+    return torch.optim.SGD(groups, momentum=schedule.momentum)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    start = prefix + "."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
