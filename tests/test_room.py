@@ -171,7 +171,6 @@ def test_a_cost_unpacks(wrap: Any) -> None:
 
 
 @wraps
-@pytest.mark.xfail(reason="torch warns of float(part), as the parts require a gradient", strict=True)
 def test_a_cost_prints(wrap: Any) -> None:
     cost = FreeEnergy(model_of(wrap), n=40)(*data())
     total, likelihood, complexity, _ = values(cost)
@@ -437,6 +436,7 @@ def test_a_room_fits_what_is_asked_for() -> None:
         tensors = room.take(like)
         assert [(tensor.shape, tensor.dtype) for tensor in tensors] == [(each.shape, each.dtype) for each in like]
         assert all(tensor.is_contiguous() for tensor in tensors)
+        del tensors  # or the next ones would be new in any case
 
 
 def test_where_torch_does_not_say_who_holds_memory_is_always_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +462,6 @@ def test_threads_never_get_the_same_memory() -> None:
     assert not clashes
 
 
-@pytest.mark.xfail(reason="memory that was freed and given to the same tensor again looks unchanged", strict=True)
 def test_data_replaced_twice_is_noticed() -> None:
     missed = []
     for size in range(100, 2000, 100):

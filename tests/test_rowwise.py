@@ -163,6 +163,13 @@ def test_bad_input_has_torchs_own_error():
         model.predict(torch.randn(FEW, 4).double())
 
 
+def test_a_layer_added_later_is_noticed():
+    model, x = wrap(deep()), torch.randn(FEW, 4)
+    before = drawn(model, x, 3, None)
+    model.net.append(nn.Tanh())
+    torch.testing.assert_close(drawn(model, x, 3, None), before.tanh())
+
+
 def test_a_chain_needs_all_random_weights():
     net = deep()
     assert chain_of(net, [*net.parameters()]) is not None

@@ -23,13 +23,21 @@ _NO_INDEX = -(2**63)
 
 
 class Likelihood(nn.Module, ABC):
-    """P(y|x,w) for the output of the network at the weights w."""
+    """P(y|x,w) for the output of the network at the weights w.
+
+    A subclass need only define ``log_prob`` and ``distribution``. If it sets ``has_slope``, training plain stacks of
+    layers takes the gradient of its ``cost`` from ``slope`` instead of from autograd.
+    """
+
+    has_slope = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "log_prob" in vars(cls) and "cost" not in vars(cls):
-            # Not those of a parent with another log_prob.
-            cls.cost, cls.slope = Likelihood.cost, Likelihood.slope  # type: ignore[method-assign]
+        own = vars(cls)
+        if "log_prob" in own and "cost" not in own:  # then the parent's is of another log_prob
+            cls.cost = Likelihood.cost  # type: ignore[method-assign]
+        if ("log_prob" in own or "cost" in own) and "slope" not in own:
+            cls.has_slope = False
 
     @abstractmethod
     def log_prob(self, output: Any, target: Tensor) -> Tensor:
@@ -39,9 +47,9 @@ class Likelihood(nn.Module, ABC):
         """The likelihood cost, -log P(y|x,w) averaged over the examples; the library's own take fewer operations."""
         return -self.log_prob(output, target).mean()
 
-    def slope(self, output: Any, target: Tensor) -> Tensor | None:  # noqa: ARG002
-        """The gradient of :meth:`cost` by an output that it has accepted, where that takes a line; None elsewhere."""
-        return None
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        """The gradient of :meth:`cost` by an output ``[B, D]`` that it has accepted, where that takes a line."""
+        raise NotImplementedError
 
     @abstractmethod
     def distribution(self, output: Any) -> distributions.Distribution:
@@ -56,15 +64,15 @@ class Categorical(Likelihood):
         tensor([-1.3863])
     """
 
+    has_slope = True
+
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         return _per_example(-self._cross_entropy(output, target, "none"))
 
     def cost(self, output: Tensor, target: Tensor) -> Tensor:
         return _per_element(self._cross_entropy(output, target, "mean"), target)
 
-    def slope(self, output: Tensor, target: Tensor) -> Tensor | None:
-        if output.dim() != 2:
-            return None
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
         difference = output.softmax(1)
         difference[torch.arange(len(target)), target] -= 1
         return difference.div_(len(target))
@@ -135,6 +143,8 @@ class Gaussian(Likelihood):
         tensor([-0.2258])
     """
 
+    has_slope = True
+
     def __init__(self, noise: float | Literal["learnt", "per-input"] = "learnt", *, initial: float = 1.0) -> None:
         super().__init__()
         check_positive("Gaussian", initial=initial)
@@ -144,6 +154,7 @@ class Gaussian(Likelihood):
         else:
             check_positive("Gaussian", noise=noise)
         self.noise = noise
+        self.has_slope = type(self).has_slope and not isinstance(noise, str)
         self.log_noise = nn.Parameter(torch.tensor(math.log(initial))) if noise == "learnt" else None
 
     def extra_repr(self) -> str:
@@ -162,10 +173,8 @@ class Gaussian(Likelihood):
         squares = F.mse_loss(mean, target.to(mean.dtype))
         return _per_element(squares * (0.5 / scale**2) + (log_scale + 0.5 * _LOG_2PI), target)
 
-    def slope(self, output: Tensor, target: Tensor) -> Tensor | None:
-        if isinstance(self.noise, str):
-            return None
-        return (output - target.to(output.dtype)).mul_(1 / (self.noise**2 * len(target)))
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * len(target)))
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)

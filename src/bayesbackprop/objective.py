@@ -87,7 +87,7 @@ class Cost:
         return iter((*self._parts(), self.complexity_weight))
 
     def __repr__(self) -> str:
-        total, likelihood, complexity = (float(part) for part in self._parts())
+        total, likelihood, complexity = (part.item() for part in self._parts())
         return f"Cost({total=:.6g}, {likelihood=:.6g}, {complexity=:.6g}, weight={float(self._weight):.3g})"
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +181,7 @@ class FreeEnergy(nn.Module):
 
         model, layout = self.model, self.model.layout()
         keys = [Key(model.seed, step, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
-        if self._takes_leaves(layout, given):
+        if self._takes_leaves(layout, [*given, *wanted]):
             parameters, likelihood = layout.parameters, model.likelihood
             passes = [run(layout.shared, parameters, likelihood, key, args, kwargs, targets) for key in keys]
             for each in passes:
@@ -199,7 +199,7 @@ class FreeEnergy(nn.Module):
         self.step.add_(1)
         return cost
 
-    def _takes_leaves(self, layout: Layout, inputs: list[Tensor]) -> bool:
+    def _takes_leaves(self, layout: Layout, data: list[Tensor]) -> bool:
         """Whether the way from the weights to mu and rho can be taken in one call."""
         parameters = layout.parameters
         return (
@@ -209,7 +209,7 @@ class FreeEnergy(nn.Module):
             and not dist.is_initialized()  # whose gradients are averaged by hooks of the graph
             and all_fused(parameters)
             and all(tensor.requires_grad for tensor in (*parameters.mus, *parameters.rhos))
-            and not any(value.requires_grad for value in inputs)
+            and not any(value.requires_grad for value in data)
             and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *layout.others)))
         )
 

@@ -31,6 +31,7 @@ class Places:
         self.tensors = [_find(root, name) for name in names]
         self.slots: list[tuple[str, dict[str, Any], str, int]] = []
         self._path: list[tuple[dict[str, Any], str, object]] = []
+        self._children = [(module._modules, len(module._modules)) for module in root.modules()]
         numbers = {tensor: number for number, tensor in enumerate(self.tensors)}
         for path, module in root.named_modules():
             self._path += [(module._modules, name, child) for name, child in module._modules.items()]
@@ -46,10 +47,10 @@ class Places:
 
     def hold(self) -> bool:
         """Whether everything still stands where it stood."""
-        for slot, name, value in self._path:  # noqa: SIM110
+        for slot, name, value in self._path:
             if slot.get(name) is not value:
                 return False
-        return True
+        return all(len(children) == count for children, count in self._children)
 
 
 def call_with(places: Places, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -34,11 +34,14 @@ class Pass(NamedTuple):
     output: Any
     stack: Stack | None = None
     activations: Sequence[Tensor] = ()
+    version: int = 0  # of the input, which is the first of the activations
     slope: Tensor | None = None
 
     def gradients(self, factor: float, retain_graph: bool) -> list[Tensor]:
         """The gradients of ``factor`` times the cost: of the weights; others' are added to their ``.grad``."""
         slope = self.slope
+        if self.activations and self.activations[0]._version != self.version:
+            raise RuntimeError("The inputs were modified in place after the cost was computed: compute the cost anew.")
         if slope is None:
             if self.cost.requires_grad:  # or no weight has a part in it
                 self.cost.backward(torch.full_like(self.cost, factor), retain_graph=retain_graph)
@@ -72,14 +75,15 @@ def run(
             w.requires_grad_()
         output = call_with(places, ws, args, kwargs)
         return Pass(ws, likelihood.cost(output, targets), output)
+    (x,) = args
     with torch.no_grad():
-        activations = stack.forward(ws, args[0])
-        output = activations[-1]
-        cost = likelihood.cost(output, targets)
-        slope = likelihood.slope(output, targets)
-    if slope is None:
-        cost = likelihood.cost(output.requires_grad_(), targets)
-    return Pass(ws, cost, output, stack, activations, slope)
+        activations = stack.forward(ws, x)
+    output = activations[-1]
+    if likelihood.has_slope:
+        cost, slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
+        return Pass(ws, cost, output, stack, activations, x._version, slope)
+    cost = likelihood.cost(output.requires_grad_().clone(), targets)  # which may work in place
+    return Pass(ws, cost, output, stack, activations, x._version)
 
 
 class Graph:
@@ -97,6 +101,7 @@ class Graph:
         self.others = others
         self.complexity_weight = complexity_weight
         self._state = parameters.state
+        self._held = [tensor.untyped_storage() for tensor in parameters.tensors]  # so that no other comes to be there
         self._complexity: float | None = None
 
     @property

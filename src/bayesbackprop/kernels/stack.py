@@ -42,7 +42,7 @@ class Stack:
         x = args[0]
         if type(x) is not Tensor or x.dim() != 2 or x.dtype is not dtype or x.device.type != "cpu":
             return False
-        if x.layout is not torch.strided or len(self._modules[0]._modules) != len(self._layers):
+        if x.layout is not torch.strided or x.is_inference():
             return False
         return untouched(self._modules)
 
