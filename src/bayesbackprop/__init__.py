@@ -10,7 +10,9 @@ from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.posterior import Relative
 from bayesbackprop.predict import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
+from bayesbackprop.pruning import prune
 from bayesbackprop.saving import load, save
+from bayesbackprop.shipping import load_sparse, save_sparse, sparse
 
 __all__ = [
     "Bayesian",
@@ -32,5 +34,9 @@ __all__ = [
     "ScaleMixture",
     "__version__",
     "load",
+    "load_sparse",
+    "prune",
     "save",
+    "save_sparse",
+    "sparse",
 ]

@@ -7,8 +7,10 @@ So a checkpoint needs no state of any generator, and a run that was killed goes 
 import json
 import math
 import os
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bayesbackprop._errors import check_count, check_not_negative, check_positive, check_probability, invalid
+from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
 from bayesbackprop.checkpoint import read_checkpoint, write_atomically, write_checkpoint
 from bayesbackprop.progress import Progress
 
@@ -107,14 +109,22 @@ class Run:
             ``FreeEnergy``, say.
         net: The network to evaluate: that of the means.
         schedule: How to train.
-        folder: For checkpoints and metrics. If there is a checkpoint of the same schedule in it, the run goes on there.
+        folder: For checkpoints and metrics. If there is a checkpoint of the same run in it, it goes on there.
         rho: The parameters that ``schedule.rho_rate`` applies to.
+        about: What else, beside the schedule, makes a run the same, as far as JSON can say it.
     """
 
     def __init__(
-        self, objective: nn.Module, net: nn.Module, schedule: Schedule, folder: Path, rho: nn.Module | None = None
+        self,
+        objective: nn.Module,
+        net: nn.Module,
+        schedule: Schedule,
+        folder: Path,
+        rho: nn.Module | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.objective, self.net, self.schedule, self.folder = objective, net, schedule, folder
+        self._about = {**(about or {}), **{f"schedule.{name}": value for name, value in asdict(schedule).items()}}
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.optimiser = _optimiser(objective, rho, schedule)
         self.state = State()
@@ -132,25 +142,27 @@ class Run:
             progress: Shows how far the run is.
         """
         schedule, state = self.schedule, self.state
-        if schedule.batch_size % self.ranks:
-            raise invalid("batch_size", "Schedule", f"a multiple of the {self.ranks} ranks", schedule.batch_size)
+        if schedule.batch_size % self.ranks or len(training.inputs) % schedule.batch_size % self.ranks:
+            constraint = f"such that {self.ranks} ranks can share each minibatch evenly, the last of an epoch too"
+            raise invalid("batch_size", "Schedule", constraint, schedule.batch_size)
         batches = -(-len(training.inputs) // schedule.batch_size)
         objective = DistributedDataParallel(self.objective) if self.ranks > 1 else self.objective
-        with progress.run(schedule.epochs, batches, state.step):
-            try:
-                for epoch in range(state.step // batches, schedule.epochs):
-                    started = time.perf_counter() - state.seconds
-                    order = _order(schedule.seed, epoch, len(training.inputs))
-                    for batch in order.split(schedule.batch_size)[state.step % batches :]:
-                        own = batch[self.rank :: self.ranks]
-                        self._step(objective, training.inputs[own], training.targets[own], schedule.epochs * batches)
-                        progress.step(state.sums)
-                    state.seconds = time.perf_counter() - started
-                    self._end_epoch(epoch + 1, batches, watched)
-                    progress.epoch(state.records[-1])
-            except KeyboardInterrupt:
-                self._save()
-                raise
+        with progress.run(schedule.epochs, batches, state.step), _interrupt_deferred() as interrupted:
+            for epoch in range(state.step // batches, schedule.epochs):
+                started = time.perf_counter() - state.seconds
+                order = _order(schedule.seed, epoch, len(training.inputs))
+                for batch in order.split(schedule.batch_size)[state.step % batches :]:
+                    if self._any_rank(interrupted()):
+                        state.seconds = time.perf_counter() - started
+                        self._save()
+                        raise KeyboardInterrupt
+                    own = batch[self.rank :: self.ranks]
+                    self._step(objective, training.inputs[own], training.targets[own], schedule.epochs * batches)
+                    progress.step(state.sums)
+                state.seconds = time.perf_counter() - started
+                self._end_epoch(epoch + 1, batches, watched)
+                progress.epoch(state.records[-1])
+        self._any_rank(False)  # nobody goes on to read the best parameters before they are written
         return state
 
     def _step(self, objective: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> None:
@@ -169,6 +181,14 @@ class Run:
         for name in ("likelihood", "complexity"):
             state.sums[name] = state.sums.get(name, 0.0) + float(getattr(cost, name).detach())
         state.step += 1
+
+    def _any_rank(self, says: bool) -> bool:
+        """Whether a rank says so; all wait for the last to answer."""
+        if self.ranks == 1:
+            return says
+        votes = torch.tensor(int(says))
+        dist.all_reduce(votes)
+        return bool(votes)
 
     def _end_epoch(self, epoch: int, batches: int, watched: Mapping[str, Examples]) -> None:
         state = self.state
@@ -210,16 +230,19 @@ class Run:
         tensors |= {f"average.{number}": value for number, value in enumerate(self._average)}
         for number, slots in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{name}": v for name, v in slots.items() if isinstance(v, Tensor)}
-        write_checkpoint(self.folder / CHECKPOINT, tensors, {"schedule": asdict(self.schedule), **asdict(self.state)})
+        # The metrics first: a run that is killed between the two writes them again.
         lines = "".join(json.dumps(record) + "\n" for record in self.state.records)
         write_atomically(self.folder / METRICS, lines.encode())
+        write_checkpoint(self.folder / CHECKPOINT, tensors, {"about": self._about, "state": asdict(self.state)})
 
     def _resume(self) -> None:
         tensors, metadata = read_checkpoint(self.folder / CHECKPOINT)
-        if metadata["schedule"] != asdict(self.schedule):
-            changed = {k: v for k, v in metadata["schedule"].items() if v != asdict(self.schedule).get(k)}
-            constraint = f"the one that the run in {self.folder} began with, where {changed}; or choose another folder"
-            raise invalid("schedule", "Run", constraint, self.schedule)
+        began = metadata.get("about", {})
+        changed = sorted(name for name in {*began, *self._about} if began.get(name) != self._about.get(name))
+        if changed:
+            before, now = ({name: which.get(name) for name in changed} for which in (began, self._about))
+            constraint = f"what the run in {self.folder} began with, {before}; or choose another folder"
+            raise invalid("configuration", "Run", constraint, Described(now))
         self.objective.load_state_dict(_under("objective", tensors))
         for number, value in _under("average", tensors).items():
             self._average[int(number)].copy_(value)
@@ -228,8 +251,7 @@ class Run:
             number, _, slot = name.partition(".")
             slots.setdefault(int(number), {})[slot] = value
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": slots})
-        names = ("step", "sums", "seconds", "records")
-        self.state = State(**{name: metadata[name] for name in names})
+        self.state = State(**metadata["state"])
 
 
 def error_of(net: nn.Module, examples: Examples) -> float:
@@ -254,6 +276,25 @@ def distributed() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _interrupt_deferred() -> Iterator[Callable[[], bool]]:
+    """Within it Ctrl-C cuts nothing in two: it only makes the function given answer True, and counts at the end."""
+    pressed: list[int] = []
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as in the background
+    )
+    if ours:
+        signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _order(seed: int, epoch: int, n: int) -> Tensor:

@@ -147,13 +147,14 @@ def network(config: Config) -> nn.Sequential:
 
 def prepare(config: Config, n: int, folder: Path) -> Run:
     """The run that ``config`` describes, wherever it is."""
+    about = {"n": n, **{name: value for name, value in asdict(config).items() if name != "schedule"}}
     net = network(config)
     if config.is_bayesian:
         model = Bayesian(net, Categorical(), config.prior, sigma=config.sigma, seed=config.seed)
         objective: nn.Module = FreeEnergy(model, n, draws=config.draws, temperature=config.temperature)
-        return Run(objective, net, config.schedule, folder, model.rho)
+        return Run(objective, net, config.schedule, folder, model.rho, about)
     prior = config.prior if config.method.startswith("map") else None
-    return Run(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder)
+    return Run(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
 
 
 def run(
@@ -171,7 +172,8 @@ def run(
     errors: dict[str, Callable[[Examples], float]] = {"mean": functools.partial(error_of, job.net)}
     if isinstance(job.objective, FreeEnergy):
         errors["draws"] = functools.partial(_error_of_draws, job.objective.model, config.prediction_draws)
-        save(job.objective.model, folder / MODEL)
+        if job.rank == 0:
+            save(job.objective.model, folder / MODEL)
     on_validation = {name: error(validation) for name, error in errors.items()}
     prediction = min(on_validation, key=on_validation.__getitem__)
     return Result(

@@ -13,7 +13,7 @@ from bayesbackprop.checkpoint import write_atomically
 from bayesbackprop.data import Images
 from bayesbackprop.experiments.mnist import Config, Method, Result, describe, run
 from bayesbackprop.progress import Progress
-from bayesbackprop.train import Schedule
+from bayesbackprop.train import CHECKPOINT, Schedule
 
 # What the paper printed, by method and units.
 PUBLISHED: dict[str, dict[int, float]] = {
@@ -65,17 +65,22 @@ def reproduce(
     command: str,
     progress: Callable[[str], Progress],
 ) -> list[Result]:
-    """Run what has not been run, and write ``table1.csv`` anew after each cell."""
+    """Run what has not been run, and write ``table1.csv`` anew after each cell; ``table1.json`` says how each was."""
     table = results / "table1.csv"
     for config in configs:
         folder = runs / name_of(config)
         done = folder / "result.json"
         if not done.exists():
-            result = run(config, images, folder, progress(name_of(config)))
-            write_atomically(done, json.dumps(asdict(result), indent=1).encode())
-            (folder / "checkpoint.safetensors").unlink()  # it served to resume
-        write(table, [*read(table), Result(**json.loads(done.read_text()))])
-        _remember(results / "table1.json", name_of(config), {"command": command, **describe(config)})
+            # Figure 2 shows the test error of these by epoch.
+            result = run(config, images, folder, progress(name_of(config)), curve=config.units == 1200)
+            made = {"command": command, **describe(config)}
+            write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
+            (folder / CHECKPOINT).unlink()  # it served to resume
+        was = json.loads(done.read_text())
+        if any(was["made"].get(name) != value for name, value in asdict(config).items()):
+            raise ValueError(f"The run in {folder} was made by another recipe: remove it or choose other --runs.")
+        write(table, [*read(table), Result(**was["result"])])
+        _remember(results / "table1.json", name_of(config), was["made"])
     return read(table)
 
 
@@ -102,7 +107,7 @@ def write(path: Path, rows: Iterable[Result]) -> None:
     writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
     writer.writeheader()
     for _, row in sorted(unique.items()):
-        writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue().encode())
 

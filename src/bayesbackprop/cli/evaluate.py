@@ -1,0 +1,119 @@
+"""``bbb evaluate``."""
+
+import json as json_format
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.box
+import rich.console
+import rich.table
+import torch
+import typer
+
+from bayesbackprop import data
+from bayesbackprop._errors import Described, invalid
+from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.checkpoint import write_atomically
+from bayesbackprop.data import Split
+from bayesbackprop.experiments import diagrams
+from bayesbackprop.experiments.networks import from_file
+from bayesbackprop.likelihoods import Categorical
+from bayesbackprop.metrics import Calibration, calibration, score
+from bayesbackprop.predict import Predictive, predictive
+from bayesbackprop.shipping import SparseNetwork
+
+_LOADERS = {"mnist": data.mnist, "fashion-mnist": data.fashion_mnist}
+
+# Of tables that go to a file or a pipe.
+_WIDTH = 120
+
+
+def command(
+    checkpoints: Annotated[
+        list[Path], typer.Argument(help="Files of `bbb.save` (fully connected networks) and of `bbb prune`.")
+    ],
+    data_set: Annotated[str, typer.Option("--data", help=f"What to predict: {', '.join(_LOADERS)}.")] = "mnist",
+    split: Annotated[str, typer.Option(help=f"Which part of it: {', '.join(data.Images._fields)}.")] = "test",
+    draws: Annotated[int, typer.Option(min=0, help="Networks to average; 0 for the means alone.")] = 10,
+    json: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write the rows to this file.", show_default=False)
+    ] = None,
+    diagram: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Also draw a reliability diagram, PNG or SVG.", show_default=False),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where the data are.", show_default=False)] = None,
+) -> None:
+    """Error, NLL, Brier score and calibration error of networks, by their means and by draws.
+
+    Example: `bbb evaluate model.safetensors model-95.safetensors --draws 100 --diagram reliability.svg`
+    """
+    for name, value, known in (("--data", data_set, _LOADERS), ("--split", split, data.Images._fields)):
+        if value not in known:
+            raise invalid(name, "bbb evaluate", f"one of {', '.join(known)}", value)
+    if diagram is not None:
+        diagrams.check_suffix(diagram, "bbb evaluate --diagram")
+    networks = {path: from_file(path) for path in checkpoints}
+    examples: Split = getattr(_LOADERS[data_set](folder), split)
+    rows: list[dict[str, Any]] = []
+    calibrations: dict[str, Calibration] = {}
+    console = rich.console.Console()
+    for path, network in networks.items():
+        with rich.console.Console(stderr=True).status(f"Evaluating {path.name}"):
+            for by, prediction in _predictions(path, network, examples, draws):
+                found = calibrations[f"{path.name} by {by}"] = calibration(prediction, examples.labels)
+                error, *others = score(prediction, examples.labels)
+                scores = dict(zip(("nll", "brier", "ece"), others, strict=True))
+                rows.append(
+                    {
+                        "file": str(path),
+                        "file_bytes": path.stat().st_size,
+                        "by": by,
+                        "data": data_set,
+                        "split": split,
+                        "examples": len(examples.labels),
+                        "error_percent": 100 * error,
+                        **scores,
+                        "bins": [dict(zip(found._fields, entry, strict=True)) for entry in _bins(found)],
+                    }
+                )
+    _show(console, rows)
+    if json is not None:
+        write_atomically(json, (json_format.dumps(rows, indent=1) + "\n").encode())
+    if diagram is not None:
+        diagrams.reliability(calibrations, diagram)
+
+
+def _predictions(
+    path: Path, network: Bayesian | SparseNetwork, examples: Split, draws: int
+) -> Iterator[tuple[str, Predictive]]:
+    """How the network predicts, and what."""
+    if not isinstance(network, Bayesian):
+        with torch.inference_mode():
+            yield "network", predictive(Categorical(), network(examples.images).unsqueeze(0), 1)
+        return
+    if not isinstance(network.likelihood, Categorical):
+        got = Described(f"{path}, with the likelihood {network.likelihood}")
+        raise invalid("checkpoint", "bbb evaluate", "a network that predicts classes", got)
+    yield "mean", network.predict_mean(examples.images)
+    if draws:
+        yield f"{draws} draws", network.predict(examples.images, draws=draws)
+
+
+def _bins(found: Calibration) -> Iterator[tuple[float | None, ...]]:
+    """The bins one by one; what is not a number is None, which JSON has."""
+    for examples, *others in zip(*(column.tolist() for column in found), strict=True):
+        yield examples, *(value if examples else None for value in others)
+
+
+def _show(console: rich.console.Console, rows: list[dict[str, Any]]) -> None:
+    if not console.is_terminal:
+        console.width = _WIDTH
+    table = rich.table.Table("file", "by", box=rich.box.SIMPLE)
+    for title in ("error %", "NLL", "Brier", "ECE %"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        numbers = f"{row['error_percent']:.2f}", f"{row['nll']:.4f}", f"{row['brier']:.4f}", f"{100 * row['ece']:.2f}"
+        table.add_row(Path(row["file"]).name, row["by"], *numbers)
+    console.print(table)

@@ -1,0 +1,76 @@
+"""``bbb prune``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import rich.box
+import rich.console
+import rich.filesize
+import rich.table
+import safetensors.torch
+import torch
+import typer
+
+from bayesbackprop._errors import Described, invalid
+from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.bench.latency import single_input
+from bayesbackprop.experiments.networks import from_file
+from bayesbackprop.pruning import prune, threshold, weights_left
+from bayesbackprop.saving import save
+from bayesbackprop.shipping import save_sparse, sparse
+
+
+def command(
+    checkpoint: Annotated[Path, typer.Argument(help="What `bbb.save` wrote, of a fully connected network.")],
+    fraction: Annotated[float, typer.Option(min=0, max=1, help="Of the weights, to remove.")] = 0.95,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Where the pruned Bayesian network goes.", show_default=False)
+    ] = None,
+    sparse_file: Annotated[
+        Path | None,
+        typer.Option("--sparse", dir_okay=False, help="Where the plain sparse network goes.", show_default=False),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option("--time", help="Time the dense and the sparse network, this often each; at least 2.")
+    ] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default=False)] = None,
+) -> None:
+    """Remove the weights with the lowest \\|mu\\| / sigma; write a Bayesian network and a small plain one.
+
+    Without --out and --sparse both are written, beside the checkpoint.
+
+    Example: `bbb prune model.safetensors --fraction .98 --time 500`
+    """
+    model = from_file(checkpoint)
+    if not isinstance(model, Bayesian):
+        got = Described(f"{checkpoint}, a sparse network, which has no sigma any more")
+        raise invalid("checkpoint", "bbb prune", "a Bayesian network", got)
+    if out is None and sparse_file is None:
+        stem = f"{checkpoint.stem}-{100 * fraction:g}"
+        out, sparse_file = (checkpoint.with_name(f"{stem}{end}{checkpoint.suffix}") for end in ("", "-sparse"))
+    pruned = prune(model, fraction)
+    plain = sparse(pruned)
+    dense_bytes = len(safetensors.torch.save(dict(model.net.state_dict())))
+    total, left = sum(q.numel for q in model.posterior.values()), weights_left(pruned)
+
+    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+    table.add_row("weights", f"{left:,} of {total:,} left")
+    table.add_row("removed up to |mu| / sigma", f"{threshold(model, fraction):.4g}")
+    if out is not None:
+        save(pruned, out)
+        table.add_row("Bayesian network", f"{out}, {rich.filesize.decimal(out.stat().st_size)}")
+    if sparse_file is not None:
+        save_sparse(plain, sparse_file)
+        size = sparse_file.stat().st_size
+        table.add_row("plain network", f"{sparse_file}, {rich.filesize.decimal(size)}")
+        dense_size = rich.filesize.decimal(dense_bytes)
+        table.add_row("of the dense one's file", f"1/{dense_bytes / size:.1f} ({dense_size})")
+    if rounds > 1:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        x = torch.rand(100, next(model.net.parameters()).shape[1])
+        times = single_input({"dense": model.net, "sparse": plain}, x, rounds)
+        dense, small = times["dense"].median, times["sparse"].median
+        table.add_row("one input, dense", f"{1e3 * dense:.0f} us")
+        table.add_row("one input, sparse", f"{1e3 * small:.0f} us, 1/{dense / small:.1f}")
+    rich.console.Console(soft_wrap=True).print(table)

@@ -1,0 +1,61 @@
+"""Table 2: the test error of a network without its weights of low signal-to-noise ratio, and what it then takes."""
+
+import csv
+import io
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from torch import nn
+
+from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.bench.latency import single_input
+from bayesbackprop.checkpoint import write_atomically
+from bayesbackprop.pruning import prune, weights_left
+from bayesbackprop.shipping import save_sparse, sparse
+from bayesbackprop.train import Examples, error_of
+
+# What the paper printed, by the fraction that was removed.
+PUBLISHED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pruned network: the plain sparse one of the means that is left, its file, and its time for one image."""
+
+    units: int
+    seed: int
+    fraction: float
+    weights_left: int
+    test_error: float
+    file_bytes: int
+    latency_us: float
+
+
+def rows(model: Bayesian, units: int, seed: int, test: Examples, fractions: Sequence[float]) -> list[Row]:
+    """A row for each fraction; the latencies are measured in turn."""
+    pruned = {fraction: prune(model, fraction) for fraction in fractions}
+    plain: Mapping[float, nn.Module] = {fraction: sparse(each) for fraction, each in pruned.items()}
+    times = single_input({str(fraction): net for fraction, net in plain.items()}, test.inputs[:1000], seed=seed)
+    found: list[Row] = []
+    for fraction, net in plain.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "net.safetensors"
+            save_sparse(net, path)  # type: ignore[arg-type]
+            size = path.stat().st_size
+        error = error_of(net, test)
+        milliseconds = times[str(fraction)].median
+        found.append(Row(units, seed, fraction, weights_left(pruned[fraction]), error, size, 1e3 * milliseconds))
+    return found
+
+
+def write(path: Path, table: Iterable[Row]) -> None:
+    """Write ``table2.csv``."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    for row in table:
+        writer.writerow({name: f"{v:.4g}" if isinstance(v, float) else v for name, v in asdict(row).items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode())
