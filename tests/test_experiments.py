@@ -1,0 +1,503 @@
+"""The methods of Table 1 compute what they are named after, and the table holds what was run, nothing else."""
+
+import csv
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich.console
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import digits
+from bayesbackprop import Laplace, Normal, data, load
+from bayesbackprop.cli import app, main
+from bayesbackprop.experiments import mnist, table1
+from bayesbackprop.experiments.mnist import Config, DropConnect, Result, network
+from bayesbackprop.progress import Progress
+from bayesbackprop.train import CHECKPOINT, Examples, Schedule, error_of
+from ztests import assert_mean, assert_z
+
+pytestmark = pytest.mark.identities
+
+COLUMNS = "method,units,temperature,seed,epochs,selected_epoch,validation_error,test_error,seconds,prediction"
+
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+
+def _normal(w: Tensor, scale: float) -> Tensor:
+    return -0.5 * (w / scale) ** 2 - math.log(scale * math.sqrt(2 * math.pi))
+
+
+def _laplace(w: Tensor, scale: float) -> Tensor:
+    return -w.abs() / scale - math.log(2 * scale)
+
+
+@pytest.mark.parametrize(
+    ("method", "density"), [("sgd", None), ("dropout", None), ("map-gaussian", _normal), ("map-laplace", _laplace)]
+)
+def test_point_estimates_by_hand(method: Any, density: Callable[..., Tensor] | None, tmp_path: Path) -> None:
+    config = Config(method, units=5, prior_sigma=0.3, schedule=Schedule())
+    run = mnist.prepare(config, 1000, tmp_path)
+    run.net.eval()
+    x, y = torch.randn(7, 784), torch.randint(10, (7,))
+    weights = list(run.net.parameters())
+    logits = F.linear(F.relu(F.linear(F.relu(F.linear(x, *weights[:2])), *weights[2:4])), *weights[4:])
+    likelihood = -logits.log_softmax(1)[range(7), y].mean()
+    complexity = torch.zeros(()) if density is None else -sum(density(w, 0.3).sum() for w in weights)
+    cost = run.objective(x, y)
+    torch.testing.assert_close(cost.likelihood, likelihood)
+    torch.testing.assert_close(cost.complexity, complexity)
+    torch.testing.assert_close(cost.total, likelihood + complexity / 1000)
+    expected = torch.autograd.grad(likelihood + complexity / 1000, weights)
+    cost.backward()
+    torch.testing.assert_close([w.grad for w in weights], list(expected))
+
+
+def test_priors_of_the_methods() -> None:
+    priors = {method: Config(method, prior_sigma=0.3, pi=0.5).prior for method in mnist.METHODS}  # type: ignore[arg-type]
+    assert priors["map-gaussian"] == priors["bbb-gaussian"] == Normal(0.3)
+    assert priors["map-laplace"] == Laplace(0.3)
+    assert (priors["bbb-mixture"].pi, priors["bbb-mixture"].sigma1) == (0.5, math.exp(-1))  # type: ignore[attr-defined]
+    assert {method for method in mnist.METHODS if Config(method).is_bayesian} == {"bbb-mixture", "bbb-gaussian"}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["bbb-mixture", "bbb-gaussian"])
+def test_bayesian_runs_are_what_the_configuration_says(method: Any, tmp_path: Path) -> None:
+    config = Config(method, units=5, temperature=0.5, draws=2, sigma=0.02, prior_sigma=0.3, seed=4)
+    run = mnist.prepare(config, 1000, tmp_path)
+    model = run.objective.model
+    assert run.net is model.net
+    for rho in model.rho.parameters():
+        torch.testing.assert_close(F.softplus(rho), torch.full_like(rho, 0.02))
+    x, y = torch.randn(7, 784), torch.randint(10, (7,))
+    cost = run.objective(x, y)
+    likelihood = complexity = 0.0
+    for index in range(2):
+        draw = model.draw(step=1, index=index, seed=4)
+        likelihood += F.cross_entropy(draw(x), y).item() / 2
+        for name, w in draw.weights.items():
+            posterior = torch.distributions.Normal(model.net.get_parameter(name), 0.02)
+            complexity += (posterior.log_prob(w) - config.prior.log_density(w)).sum().item() / 2
+    assert cost.likelihood.item() == pytest.approx(likelihood, rel=1e-4)
+    assert cost.complexity.item() == pytest.approx(complexity, rel=1e-4)
+    assert cost.total.item() == pytest.approx(likelihood + 0.5 * complexity / 1000, rel=1e-4)
+
+
+def test_drop_connect_drops_weights() -> None:
+    layer, p = DropConnect(6, 4, p=0.25), 0.25
+    x = torch.eye(6)
+    layer.eval()
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    layer.train()
+    kept = []
+    for _ in range(2000):
+        output = (layer(x) - layer.bias).T  # what is left of each weight
+        kept.append((output != 0).double())
+        torch.testing.assert_close(output, torch.where(output != 0, layer.weight / (1 - p), 0), rtol=1e-4, atol=1e-6)
+    shares = torch.stack(kept)
+    assert_mean(shares.flatten(1).mean(1), 1 - p, "kept weights")
+    # Weight by weight, not row by row or column by column.
+    correlations = torch.corrcoef(shares.flatten(1).T)[tuple(torch.triu_indices(24, 24, 1))]
+    assert_z(correlations * math.sqrt(len(shares)), "correlations of kept weights")
+    # One pass drops the same weights for every example.
+    same = layer(torch.ones(3, 6))
+    torch.testing.assert_close(same[1:], same[:1].expand(2, 4))
+    layer.bias.data.fill_(3)
+    layer.weight.data.zero_()
+    assert torch.equal(layer(x), torch.full((6, 4), 3.0))
+
+
+def kinds(method: Any) -> list[tuple[type, float | None]]:
+    return [(type(layer), getattr(layer, "p", None)) for layer in network(Config(method, units=5))]
+
+
+def test_layers_are_where_the_paper_puts_them() -> None:
+    linear, relu = (nn.Linear, None), (nn.ReLU, None)
+    plain = [linear, relu, linear, relu, linear]
+    for method in mnist.METHODS:
+        if method not in ("dropout", "dropconnect"):
+            assert kinds(method) == plain
+    half = (nn.Dropout, 0.5)
+    assert kinds("dropout") == [(nn.Dropout, 0.2), linear, relu, half, linear, relu, half, linear]
+    assert kinds("dropconnect") == [linear, relu, (DropConnect, 0.5), relu, (DropConnect, 0.5)]
+
+
+@pytest.mark.parametrize("units", [5, 30])
+def test_initial_weights_depend_on_the_seed_only(units: int) -> None:
+    def weights(method: Any, seed: int) -> list[Tensor]:
+        torch.manual_seed(torch.seed())
+        return list(network(Config(method, units=units, seed=seed)).parameters())
+
+    first = weights("sgd", 3)
+    shapes = [(units, 784), (units,), (units, units), (units,), (10, units), (10,)]
+    assert [tuple(w.shape) for w in first] == shapes
+    for method in mnist.METHODS:
+        assert all(torch.equal(*pair) for pair in zip(weights(method, 3), first, strict=True))
+    other = weights("sgd", 4)
+    for w, v in zip(first, other, strict=True):
+        assert torch.equal(w, v) == (w.dim() == 1)
+        assert w.dim() == 2 or not w.any()
+    assert first[0].std().item() == pytest.approx(math.sqrt(2 / 784), rel=0.05)
+
+
+def test_bad_configurations_are_refused() -> None:
+    for name, value in {"method": "magic", "units": 0, "draws": 0, "sigma": 0, "prior_sigma": -1, "seed": -1}.items():
+        with pytest.raises(ValueError, match=f"'{name}' parameter of Config"):
+            Config(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'temperature'"):
+        Config(temperature=-0.1)
+
+
+@pytest.mark.parametrize("better", ["mean", "draws"])
+def test_the_validation_set_chooses_how_to_predict(
+    better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = digits.images()
+    errors = {"mean": {"validation": 3.0, "test": 1.0}, "draws": {"validation": 4.0, "test": 2.0}}
+    errors[better]["validation"], errors[better]["test"] = 2.5, 7.0
+
+    def error(way: str, examples: Examples) -> float:
+        return errors[way]["validation" if examples.inputs is images.validation.images else "test"]
+
+    monkeypatch.setattr(mnist, "error_of", lambda _, examples: error("mean", examples))
+    monkeypatch.setattr(mnist, "_error_of_draws", lambda *arguments: error("draws", arguments[-1]))
+    result = mnist.run(digits.RECIPES["bbb-mixture"], images, tmp_path)
+    assert (result.prediction, result.validation_error, result.test_error) == (better, 2.5, 7.0)
+
+
+def test_the_model_of_a_run_is_the_selected_one(tmp_path: Path) -> None:
+    images = digits.images()
+    config = digits.recipe("bbb-mixture", averaging=0.9)
+    result = mnist.run(config, images, tmp_path)
+    found = digits.metrics(tmp_path)[result.selected_epoch - 1]["validation_error"]
+    assert found == min(record["validation_error"] for record in digits.metrics(tmp_path))
+    model = load(tmp_path / mnist.MODEL, network(config))
+    assert error_of(model.net, Examples(*images.validation)) == found
+    wrong = (model.predict(images.test.images, draws=3).labels != images.test.labels).double()  # type: ignore[attr-defined]
+    by_draws = 100 * float(wrong.mean())
+    by_mean = error_of(model.net, Examples(*images.test))
+    assert result.test_error == pytest.approx({"mean": by_mean, "draws": by_draws}[result.prediction])
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_in_order_and_the_seeds_last() -> None:
+    found = [
+        (config.seed, config.method, config.temperature, config.units)
+        for config in table1.cells(["sgd", "bbb-mixture"], [400, 800], range(2), [1.0, 0.1])
+    ]
+    one = [
+        ("sgd", 1.0, 400),
+        ("sgd", 1.0, 800),
+        *(("bbb-mixture", temperature, units) for temperature in (1.0, 0.1) for units in (400, 800)),
+    ]
+    assert found == [(seed, *cell) for seed in range(2) for cell in one]
+
+
+def test_cells_follow_the_recipes() -> None:
+    for method, recipe in table1.RECIPES.items():
+        (config,) = table1.cells([method], [77], [5])
+        assert config == replace(recipe, units=77, seed=5, schedule=replace(recipe.schedule, seed=5))
+        (config,) = table1.cells([method], [77], [5], epochs=3)
+        assert config.schedule == replace(recipe.schedule, seed=5, epochs=3)
+    assert set(table1.RECIPES) == set(mnist.METHODS)
+
+
+def test_names_of_runs_differ() -> None:
+    configs = [
+        *table1.cells(["sgd", "bbb-mixture"], [4, 8], range(3), [1.0, 0.5, 0.25]),
+        *table1.cells(["sgd", "bbb-mixture"], [4, 8], range(3), epochs=7),
+    ]
+    assert len({table1.name_of(config) for config in configs}) == len(configs)
+    assert table1.name_of(configs[0]) == f"sgd-4-{table1.RECIPES['sgd'].schedule.epochs}epochs-seed0"
+
+
+def row(**changes: Any) -> Result:
+    return replace(Result("sgd", 400, 1.0, 0, 40, 17, 1.25, 1.83, 12345.678, "mean"), **changes)
+
+
+def test_tables_are_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "table.csv"
+    assert table1.read(path) == []
+    rows = [row(units=1200), row(seed=1), row(), row(method="dropout", temperature=0.125)]
+    table1.write(path, rows)
+    lines = path.read_text().splitlines()
+    assert lines[0] == COLUMNS
+    assert lines[1:] == [
+        "dropout,400,0.125,0,40,17,1.25,1.83,12345.7,mean",
+        "sgd,400,1,0,40,17,1.25,1.83,12345.7,mean",
+        "sgd,400,1,1,40,17,1.25,1.83,12345.7,mean",
+        "sgd,1200,1,0,40,17,1.25,1.83,12345.7,mean",
+    ]
+    read = table1.read(path)
+    assert read == sorted(
+        (replace(each, seconds=12345.7) for each in rows), key=lambda each: (each.method, each.units, each.seed)
+    )
+    table1.write(path, [*read, row(test_error=9.0), row(epochs=41)])
+    merged = table1.read(path)
+    assert len(merged) == 5
+    assert [each.test_error for each in merged] == [1.83, 9, 1.83, 1.83, 1.83]
+    assert [each.epochs for each in merged] == [40, 40, 41, 40, 40]
+
+
+def test_a_table_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "table.csv"
+    table1.write(path, [row()])
+    before = path.read_bytes()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        table1.write(path, [row(), row(seed=1)])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_summary_is_mean_and_spread_over_seeds() -> None:
+    rows = [row(seed=seed, test_error=error) for seed, error in enumerate((1.0, 2.0, 4.0))]
+    found = table1.summary([*rows, row(units=800), row(temperature=0.5), row(epochs=3, test_error=9.0)])
+    assert list(found) == [("sgd", 0.5, 400, 40), ("sgd", 1.0, 400, 3), ("sgd", 1.0, 400, 40), ("sgd", 1.0, 800, 40)]
+    assert found["sgd", 1.0, 400, 40] == (pytest.approx(7 / 3), pytest.approx(math.sqrt(7 / 3)), 3)
+    error, spread, seeds = found["sgd", 1.0, 400, 3]
+    assert (error, seeds) == (9, 1)
+    assert math.isnan(spread)
+
+
+def reproduce(folder: Path, configs: list[Config], command: str = "bbb test") -> tuple[list[Result], list[str]]:
+    """The table, and the names of what was run for it."""
+    ran: list[str] = []
+
+    def progress(name: str) -> Progress:
+        ran.append(name)
+        return Progress(quiet=True)
+
+    return table1.reproduce(configs, digits.images(), folder / "runs", folder / "results", command, progress), ran
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "mnist", digits.images)
+    monkeypatch.setattr(table1, "RECIPES", digits.RECIPES)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    configs = table1.cells(["sgd", "bbb-mixture"], [8], range(2))
+    rows, ran = reproduce(tmp_path, configs[:3], "bbb first")
+    assert ran == [table1.name_of(config) for config in configs[:3]]
+    assert len(rows) == 3
+    for name in ran:
+        assert not (tmp_path / "runs" / name / CHECKPOINT).exists()
+    again, ran = reproduce(tmp_path, configs, "bbb second")
+    assert ran == [table1.name_of(configs[3])]
+    assert set(rows) < set(again)
+    assert len(again) == 4
+    # The results alone are lost: they come back without training.
+    text = (tmp_path / "results" / "table1.csv").read_text()
+    how = (tmp_path / "results" / "table1.json").read_text()
+    (tmp_path / "results" / "table1.csv").unlink()
+    (tmp_path / "results" / "table1.json").unlink()
+    _, ran = reproduce(tmp_path, configs, "bbb third")
+    assert ran == []
+    assert (tmp_path / "results" / "table1.csv").read_text() == text
+    assert (tmp_path / "results" / "table1.json").read_text() == how
+    commands = {name: entry["command"] for name, entry in json.loads(how).items()}
+    assert commands == {
+        table1.name_of(config): "bbb second" if config is configs[3] else "bbb first" for config in configs
+    }
+    for config in configs:
+        entry = json.loads(how)[table1.name_of(config)]
+        assert {name: entry[name] for name in asdict(config)} == asdict(config)
+        assert entry["version"]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_table_is_there_after_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = table1.cells(["sgd"], [8], range(3))
+    run = table1.run
+
+    def stop_at_last(config: Config, *arguments: Any, **options: Any) -> Result:
+        if config is configs[-1]:
+            raise KeyboardInterrupt
+        return run(config, *arguments, **options)
+
+    monkeypatch.setattr(table1, "run", stop_at_last)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(tmp_path, configs)
+    assert [each.seed for each in table1.read(tmp_path / "results" / "table1.csv")] == [0, 1]
+
+
+@pytest.mark.usefixtures("small")
+def test_results_of_another_recipe_are_refused(tmp_path: Path) -> None:
+    (config,) = table1.cells(["sgd"], [8], [0])
+    reproduce(tmp_path, [config])
+    before = (tmp_path / "results" / "table1.csv").read_bytes()
+    for other in (
+        replace(config, schedule=replace(config.schedule, learning_rate=0.2)),
+        replace(config, prediction_draws=9),
+    ):
+        with pytest.raises(ValueError, match="another recipe"):
+            reproduce(tmp_path, [other])
+    assert (tmp_path / "results" / "table1.csv").read_bytes() == before
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small")
+def test_the_quick_table(tmp_path: Path) -> None:
+    options = ["--quick", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    result = CliRunner().invoke(app, ["reproduce", "table1", *options])
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "results").exists()
+    with (tmp_path / "runs" / "quick" / "table1.csv").open() as file:
+        assert file.readline() == COLUMNS + "\n"
+        rows = list(csv.DictReader(file, COLUMNS.split(",")))
+    assert [(each["method"], each["units"], each["epochs"], each["seed"]) for each in rows] == [
+        (method, "100", "3", "0") for method in sorted(table1.PUBLISHED)
+    ]
+    for each in rows:
+        assert each["method"] in result.stdout
+        assert 0 <= float(each["test_error"]) <= 100
+        assert 1 <= int(each["selected_epoch"]) <= 3
+        assert each["prediction"] in ("mean", "draws")
+
+
+@pytest.mark.usefixtures("small")
+def test_the_shown_table_has_the_paper_beside_it(tmp_path: Path) -> None:
+    table1.write(tmp_path / "table1.csv", [row(), row(seed=1, test_error=1.97)])
+    options = ["--method", "sgd", "--units", "8", "--seeds", "1", "--runs", str(tmp_path), "--results", str(tmp_path)]
+    result = CliRunner().invoke(app, ["reproduce", "table1", *options])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"sgd\W+1\W+400\W+40\W+2\W+1\.90 ± 0\.10\W+1\.83", result.stdout)
+    assert re.search(r"sgd\W+1\W+8\W+3\W+1\W+\d+\.\d\d\s", result.stdout)
+
+
+@pytest.mark.parametrize("command", [["reproduce", "table1", "--quick"], ["train"]])
+def test_a_bad_method_is_a_line(command: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [*command, "--method", "magic"])
+    assert done.exit_code == 2
+    assert "'magic' is none of bbb-mixture" in re.sub(r"[\s│]+", " ", done.output)
+    assert "Traceback" not in done.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [(["--method", "magic"], 2, "magic"), (["--folder", "{}", "--resume"], 1, "whole safetensors file")],
+)
+def test_a_mistake_has_no_traceback(
+    options: list[str],
+    status: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / CHECKPOINT).write_text("nonsense")
+    monkeypatch.setattr(sys, "argv", ["bbb", "train", *(option.format(tmp_path) for option in options)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == status
+    assert says in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+def show(progress: Progress, folder: Path) -> None:
+    training, validation, _ = digits.images()
+    mnist.prepare(digits.RECIPES["bbb-mixture"], digits.N, folder).train(
+        Examples(*training), {"validation": Examples(*validation)}, progress
+    )
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(Progress("mixture"), tmp_path)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == digits.EPOCHS
+    for record, line in zip(digits.metrics(tmp_path), lines, strict=True):
+        assert line.startswith(
+            f"mixture: epoch {record['epoch']}/3  likelihood {record['likelihood']:.4f}  complexity "
+        )
+        assert f"validation {record['validation_error']:.2f} %" in line
+        assert line.endswith("min left")
+        assert "\x1b" not in line
+
+
+def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(Progress(quiet=True), tmp_path)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_live_line_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("mixture")
+    progress._console = rich.console.Console(stderr=True, force_terminal=True, width=160)
+    show(progress, tmp_path)
+    said = capsys.readouterr().err
+    last = digits.metrics(tmp_path)[-2]["validation_error"]
+    assert "epoch 3/3" in said
+    assert f"validation {last:.2f} %" in said
+    assert "steps/s" in said
+    assert "min left" not in said
+
+
+def test_a_live_line_of_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("mixture")
+    progress._console = rich.console.Console(stderr=True, force_terminal=True, width=160)
+    with progress.run(epochs=3, batches=7, done=9):
+        progress.step({"likelihood": 6.0, "complexity": 30.0})  # the third of the second epoch
+    said = capsys.readouterr().err
+    assert "epoch 2/3  likelihood 2.0000  complexity 10  " in said
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    show(Progress(quiet=True, tensorboard=tmp_path / "board"), tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    for name in ("likelihood", "complexity", "validation_error", "seconds"):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert [step for step, _ in found] == [1, 2, 3]
+        if name != "seconds":
+            expected = [record[name] for record in digits.metrics(tmp_path / "run")]
+            assert [value for _, value in found] == pytest.approx(expected)
+
+
+def test_tensorboard_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for done, epochs, value in ((0, (1, 2), 5.0), (7, (2, 3), 6.0)):  # killed when the second epoch was shown, not kept
+        progress = Progress(quiet=True, tensorboard=tmp_path)
+        with progress.run(epochs=3, batches=7, done=done):
+            for epoch in epochs:
+                progress.epoch({"epoch": epoch, "validation_error": value})
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("validation_error")] == [(1, 5), (2, 6), (3, 6)]
+
+
+def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    show(Progress(quiet=True, tensorboard=tmp_path / "board"), tmp_path / "run")
+    assert not (tmp_path / "board").exists()
