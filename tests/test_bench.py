@@ -40,7 +40,7 @@ def a_run(rounds: int = 2) -> report.Run:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    paths = {what: tmp_path / "new" / f"{what}.json" for what in TINY}
+    paths = {what: tmp_path / f"{what}.json" for what in TINY}
     for what, path in paths.items():
         result = tiny(what, "--json", str(path))
         assert result.exit_code == 0, result.output

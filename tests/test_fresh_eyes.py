@@ -1,6 +1,7 @@
 """What a newcomer tried and found wanting, each so that it cannot come back."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -224,3 +225,95 @@ def test_results_of_several_parts_pass_through_the_estimators() -> None:
             return torch.cat(torch.split(self.layer(x), 1, dim=1), dim=1) + torch.stack(torch.aminmax(x)).sum()
 
     assert Bayesian(Stacked(), Gaussian(1.0), estimator="local", seed=0).draw()(X).shape == (16, 2)
+
+
+# --- what a second newcomer tripped over ------------------------------------------------------------------------------
+
+
+def stack(function: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), function(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("where", ["root", "nested"])
+@pytest.mark.parametrize("how", ["hook", "forward"])
+def test_prediction_honours_hooks_and_replaced_forwards_of_containers(where: str, how: str) -> None:
+    net = nn.Sequential(stack())
+    model = Bayesian(net, Categorical(), seed=0)
+    module = net if where == "root" else net[0]
+    if how == "hook":
+        module.register_forward_hook(lambda _module, _inputs, output: output * 0)
+    else:
+        own = module.forward
+        module.forward = lambda x: own(x) * 0
+    torch.testing.assert_close(model.predict(torch.randn(4, 3), draws=2).mean, torch.full((4, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("function", [nn.ReLU, nn.GELU])
+def test_evaluating_in_inference_mode_first_does_not_stop_training(function: type[nn.Module]) -> None:
+    free_energy = FreeEnergy(Bayesian(stack(function), Categorical(), seed=0), 10)
+    x, y = torch.randn(4, 3), torch.randint(3, (4,))
+    with torch.inference_mode():
+        assert free_energy(x, y).total.isfinite()
+    free_energy(x, y).backward()
+
+
+@pytest.mark.parametrize("function", [nn.ReLU, nn.GELU])
+@pytest.mark.parametrize("way", ["cost", "total"])
+def test_a_second_backward_needs_the_graph_kept(function: type[nn.Module], way: str) -> None:
+    model = Bayesian(stack(function), Categorical(), seed=0)
+    free_energy = FreeEnergy(model, 10)
+    x, y = torch.randn(4, 3), torch.randint(3, (4,))
+    cost = free_energy(x, y)
+    back = cost.backward if way == "cost" else cost.total.backward
+    back(retain_graph=True)
+    once = [parameter.grad.clone() for parameter in model.parameters()]
+    back()
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], [2 * g for g in once])
+    with pytest.raises(RuntimeError, match="second time"):
+        back()
+
+
+@pytest.mark.parametrize("way", ["cost", "total"])
+def test_a_kept_cost_holds_no_weights_after_backward(way: str) -> None:
+    free_energy = FreeEnergy(Bayesian(stack(), Categorical(), seed=0), 10)
+    cost = free_energy(torch.randn(4, 3), torch.randint(3, (4,)))
+    kept = cost._graph.draws[0].ws[0]
+    alive = weakref.ref(kept)
+    del kept
+    (cost.backward if way == "cost" else cost.total.backward)()
+    assert alive() is None
+    assert cost.total.isfinite()
+
+
+def test_half_precision_predicts_with_drawn_networks() -> None:
+    model = Bayesian(stack(), Gaussian(0.1), sigma=1e-4, seed=0).half()
+    x = 30 * torch.ones(2, 3).half()
+    assert torch.equal(model.predict(x, draws=5).mean, model.predict(x, draws=5, estimator="shared").mean)
+
+
+def test_another_network_put_in_place_is_used() -> None:
+    model = Bayesian(stack(), Categorical(), seed=0)
+    free_energy = FreeEnergy(model, 10)
+    x, y = torch.randn(4, 3), torch.randint(3, (4,))
+    free_energy(x, y).backward()
+    model.net = stack()
+    free_energy(x, y).backward()
+    assert all(parameter.grad is not None for parameter in model.net.parameters())
+
+
+def test_plain_equations_are_a_matter_of_the_thread() -> None:
+    inside, leave, seen = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        with kernels.plain():
+            inside.set()
+            leave.wait()
+            seen.append(kernels._enabled.get())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    seen.append(kernels._enabled.get())
+    leave.set()
+    thread.join()
+    assert seen == [kernels._enabled.get(), False]

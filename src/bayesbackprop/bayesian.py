@@ -165,7 +165,7 @@ class Bayesian(nn.Module):
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
         layout = self.layout()
-        if estimator is None and layout.chain is not None and rowwise.takes(layout.chain, args, kwargs, layout.dtype):
+        if estimator is None and layout.chain is not None and rowwise.takes(self.net, layout.chain, args, kwargs):
             with evaluating(self.net):
                 outputs = rowwise.outputs(layout.chain, layout.parameters, key, args[0], draws, memory)
             return predictive(self.likelihood, outputs, draws)
@@ -208,7 +208,7 @@ class Bayesian(nn.Module):
         if torch.compiler.is_compiling():
             return self._make_layout(self.plan)
         with lock(self.net):
-            if self._kept is None or not self._kept.holds():
+            if self._kept is None or not self._kept.holds(self.net):
                 self._kept = self._make_layout(self.plan)
             return self._kept
 

@@ -17,6 +17,10 @@ _KEY = "bayesbackprop.checkpoint"
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``; whoever is killed meanwhile leaves the file as it was."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():  # a pipe, or a device
+        path.write_bytes(content)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

@@ -2,7 +2,6 @@
 
 from functools import cached_property
 
-import torch
 from torch import nn
 
 from bayesbackprop import noise
@@ -55,12 +54,9 @@ class Layout:
         """The layers of the network, if it treats each example by itself."""
         return chain_of(self.shared.root, self._means.tensors)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the first weight."""
-        return self._means.tensors[0].dtype
-
-    def holds(self) -> bool:
-        """Whether everything still stands where it stood."""
+    def holds(self, net: nn.Module) -> bool:
+        """Whether everything still stands where it stood, in ``net``."""
+        if net is not self.shared.root:
+            return False
         places = (self._means, self._rhos, self._centres, self._others, self._noise)
         return all(place is None or place.hold() for place in places)

@@ -64,9 +64,12 @@ def chain_of(net: nn.Module, bayesian: Sequence[Tensor]) -> list[nn.Module] | No
     return chain if len(used) == len(set(used)) == len(random) else None
 
 
-def takes(chain: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
+def takes(net: nn.Module, chain: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether nothing else would happen if the network were called with these."""
-    if len(args) != 1 or kwargs or type(args[0]) is not Tensor or not untouched(chain):
+    dtype = next(net.parameters()).dtype
+    if dtype is torch.float16:  # whose squares are 0 or infinite too soon
+        return False
+    if len(args) != 1 or kwargs or type(args[0]) is not Tensor or not untouched(net.modules()):
         return False
     dims = 2 if type(chain[0]) is not nn.Flatten else max(2, args[0].dim())
     return args[0].dim() == dims and args[0].dtype is dtype and not torch.is_autocast_enabled(args[0].device.type)

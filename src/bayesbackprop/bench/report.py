@@ -18,6 +18,7 @@ import torch
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._version import __version__
+from bayesbackprop.checkpoint import write_atomically
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def write_json(rows: Sequence[Row], path: Path) -> None:
         entry = asdict(row)
         shared = entry.pop("run")
         entries.append({**entry, **shared})
-    write_text(json.dumps(entries, indent=1) + "\n", path)
+    write_atomically(path, (json.dumps(entries, indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> list[Row]:
@@ -107,17 +108,6 @@ def read_json(path: Path) -> list[Row]:
 def _row(entry: dict[str, Any]) -> Row:
     shared = {field.name: entry.pop(field.name) for field in fields(Run)}
     return Row(run=Run(**shared), quartiles=tuple(entry.pop("quartiles")), **entry)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write ``text`` to ``path``, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import typer
 
 from bayesbackprop.bench import cases
 from bayesbackprop.bench.peers import PEERS
-from bayesbackprop.bench.report import Row, page, read_json, terminal, this_run, write_json, write_text
+from bayesbackprop.bench.report import Row, page, read_json, terminal, this_run, write_json
+from bayesbackprop.checkpoint import write_atomically
 
 # Of tables that go to a file or a pipe.
 _WIDTH = 120
@@ -26,9 +27,10 @@ app = typer.Typer(help="Measure speed against plain PyTorch and other libraries.
 def _place(path: Path | None) -> Path | None:
     """Find out now, not after minutes of measuring, that there is no place for the file."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(path.parent, os.W_OK):
-            raise typer.BadParameter(f"{path.parent} is not writable.")
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent}; make it first.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise typer.BadParameter(f"{path} cannot be written.")
     return path
 
 
@@ -110,7 +112,7 @@ def report(
 
     Example: `bbb bench report results/bench/step.json --out docs/benchmarks.md`
     """
-    write_text(page([read_json(file) for file in files]), out)
+    write_atomically(out, page([read_json(file) for file in files]).encode())
 
 
 @contextmanager
@@ -122,7 +124,8 @@ def _measuring(
     peers = [peer for peer in PEERS if peer.is_installed()] if with_peers else []
     for peer in PEERS if with_peers else ():
         if peer not in peers:
-            text = f'{peer.distribution} is not installed and left out; to get it: pip install "bayesbackprop[peers]"'
+            how = 'pip install "bayesbackprop[peers]" (in a clone: ".[peers]")'
+            text = f"{peer.distribution} is not installed and left out; to get it: {how}"
             console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     command = f"bbb bench {what} {options} --rounds {rounds} --seed {seed} --threads {threads}".replace("  ", " ")
     command += ("" if optimiser else " --no-optimiser") + (" --peers" if with_peers else "")

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -31,9 +32,9 @@ __all__ = [
     "variances",
 ]
 
-_enabled = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
+_enabled: ContextVar[bool] = ContextVar("_enabled", default=os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain")
 
-if _enabled and not fused.available():
+if _enabled.get() and not fused.available():
     warnings.warn(
         "bayesbackprop was installed without its compiled kernels (no C compiler was found), so training steps take "
         "several times as long. To get them, install a C compiler and reinstall bayesbackprop. To silence this, set "
@@ -44,13 +45,12 @@ if _enabled and not fused.available():
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Within it, everything runs on the plain equations: to compare, or to differentiate twice."""
-    global _enabled
-    before, _enabled = _enabled, False
+    """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice."""
+    token = _enabled.set(False)
     try:
         yield
     finally:
-        _enabled = before
+        _enabled.reset(token)
 
 
 def all_fused(parameters: Parameters) -> bool:
@@ -119,11 +119,11 @@ def _runs(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _may_run(dtype: torch.dtype, device: torch.device) -> bool:
     return (
-        _enabled
+        not torch.compiler.is_compiling()
+        and _enabled.get()
         and fused.available()
         and device.type == "cpu"
         and dtype in fused.TYPES
-        and not torch.compiler.is_compiling()
     )
 
 

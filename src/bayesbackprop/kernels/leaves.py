@@ -97,7 +97,10 @@ class Graph:
         complexity_weight: float,
     ) -> None:
         self.parameters = parameters
-        self.draws = draws
+        self.draws: Sequence[Pass] | None = draws
+        costs = [each.cost.detach() for each in draws]
+        # The likelihood cost, the mean over the draws; a value only.
+        self.likelihood = costs[0] if len(costs) == 1 else torch.stack(costs).mean()
         self.others = others
         self.complexity_weight = complexity_weight
         self._state = parameters.state
@@ -114,14 +117,9 @@ class Graph:
         """log q(w|theta) - log P(w), the mean over the draws: a pass over all weights, unless backward has been."""
         if self._complexity is None:
             self._check_unchanged()
+            assert self.draws is not None
             self._complexity = sum(fused.complexity(self.parameters, each.ws) for each in self.draws) / len(self.draws)
         return self._complexity
-
-    @property
-    def likelihood(self) -> Tensor:
-        """The likelihood cost, the mean over the draws; a value only."""
-        costs = [each.cost.detach() for each in self.draws]
-        return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
 
     def backward(self, retain_graph: bool) -> None:
         """Add the gradients of the total, likelihood + complexity_weight * complexity, to ``.grad``."""
@@ -132,19 +130,24 @@ class Graph:
             else:
                 parameter.grad.add_(gradient)
 
-    def gradients(self, of_likelihood: float, of_complexity: float) -> list[Tensor | None]:
+    def gradients(self, of_likelihood: float, of_complexity: float, retain_graph: bool) -> list[Tensor | None]:
         """The gradients of all ``inputs``; what else the likelihood depends on has its own added to ``.grad``."""
         before = [other.grad for other in self.others]
         for other in self.others:
             other.grad = None
-        of_weights = self._scale_and_shift(of_likelihood, of_complexity, retain_graph=True)
+        of_weights = self._scale_and_shift(of_likelihood, of_complexity, retain_graph)
         of_others = [other.grad for other in self.others]
         for other, gradient in zip(self.others, before, strict=True):
             other.grad = gradient
         return [*of_weights, *of_others]
 
     def _scale_and_shift(self, of_likelihood: float, of_complexity: float, retain_graph: bool) -> list[Tensor]:
-        """The gradients of all mu and rho."""
+        """The gradients of all mu and rho; unless told to keep the graph, a graph can be gone back once, as torch's."""
+        if self.draws is None:
+            raise RuntimeError(
+                "Trying to backward through the cost a second time, after its drawn weights were freed. Specify "
+                "retain_graph=True in the first backward to go back more than once."
+            )
         self._check_unchanged()
         sums: list[Tensor] = []
         costs: list[float] = []
@@ -155,6 +158,8 @@ class Graph:
             costs.append(cost)
             sums = [a.add_(b) for a, b in zip(sums, to_mu + to_rho, strict=True)] if sums else to_mu + to_rho
         self._complexity = sum(costs) * share
+        if not retain_graph:
+            self.draws = None
         if not math.isfinite(self._complexity):
             raise ValueError(
                 "The complexity cost must be finite. Got NaN or inf instead: a mean or a rho is NaN or far too large."
@@ -167,6 +172,10 @@ class Graph:
                 "The weights were changed (by an optimiser step?) after the cost was computed, and before backward or "
                 "before its parts were first read: compute the cost anew."
             )
+
+
+# Whether the backward pass under way is to be repeated; where torch does not say, it may be.
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
 class _Connect(torch.autograd.Function):
@@ -182,8 +191,9 @@ class _Connect(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         fused.refuse_second_derivatives()
         total, likelihood, complexity = (0.0 if gradient is None else float(gradient) for gradient in gradients)
+        of_complexity = total * ctx.graph.complexity_weight + complexity
         with torch.enable_grad():
-            return (None, *ctx.graph.gradients(total + likelihood, total * ctx.graph.complexity_weight + complexity))
+            return (None, *ctx.graph.gradients(total + likelihood, of_complexity, _keeps_graph()))
 
 
 def connect(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:

@@ -37,4 +37,5 @@ class Room:
 def _is_held(tensor: Tensor) -> bool:
     # One count is the tensor's own, one that of the storage object asked. Other processes are not counted.
     storage = tensor.untyped_storage()
-    return _use_count is None or storage.is_shared() or _use_count(storage._cdata) > 2
+    held = _use_count is None or storage.is_shared() or _use_count(storage._cdata) > 2
+    return held or tensor.is_inference()  # which could not be trained with
