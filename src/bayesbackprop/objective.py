@@ -202,16 +202,21 @@ class FreeEnergy(nn.Module):
     def _takes_leaves(self, layout: Layout, data: list[Tensor]) -> bool:
         """Whether the way from the weights to mu and rho can be taken in one call."""
         parameters = layout.parameters
-        return (
-            self.complexity == "sampled"
-            and not layout.rules
-            and torch.is_grad_enabled()
-            and not dist.is_initialized()  # whose gradients are averaged by hooks of the graph
-            and all_fused(parameters)
-            and all(tensor.requires_grad for tensor in (*parameters.mus, *parameters.rhos))
-            and not any(value.requires_grad for value in data)
-            and not any(map(_has_hooks, (*parameters.mus, *parameters.rhos, *layout.others)))
-        )
+        if (
+            self.complexity != "sampled"
+            or layout.rules
+            or not torch.is_grad_enabled()
+            or dist.is_initialized()  # where gradients are averaged by hooks of the graph
+            or not all_fused(parameters)
+        ):
+            return False
+        for tensor in data:
+            if tensor.requires_grad:
+                return False
+        for tensor in parameters.trained:
+            if not tensor.requires_grad or _has_hooks(tensor):
+                return False
+        return not any(map(_has_hooks, layout.others))
 
     def _complexity_weight(self, examples: int, batch: int | None, step: Word) -> float | Tensor:
         """T * pi_i / |D_i|, and the warm-up."""

@@ -50,7 +50,10 @@ class Places:
         for slot, name, value in self._path:
             if slot.get(name) is not value:
                 return False
-        return all(len(children) == count for children, count in self._children)
+        for children, count in self._children:  # noqa: SIM110
+            if len(children) != count:
+                return False
+        return True
 
 
 def call_with(places: Places, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,9 +88,15 @@ def _find(root: nn.Module, name: str) -> Tensor:
 
 def untouched(net: Iterable[nn.Module]) -> bool:
     """Whether calling these modules does nothing but their own ``forward``: no hooks, nothing put in its place."""
-    return not modules._has_any_global_hook() and not any(
-        "forward" in own or any(own[name] for name in _HOOKS) for own in map(vars, net)
-    )
+    if modules._has_any_global_hook():
+        return False
+    for own in map(vars, net):  # loops, here and below: a generator would take longer than what it does
+        if "forward" in own:
+            return False
+        for name in _HOOKS:
+            if own[name]:
+                return False
+    return True
 
 
 def lock(net: nn.Module) -> threading.RLock:

@@ -131,6 +131,9 @@ def _all_fit(parameters: Parameters) -> bool:
     if not parameters.mus:
         return False
     dtype = parameters.mus[0].dtype
-    return _runs(dtype, parameters.mus[0].device) and all(
-        tensor.dtype is dtype and tensor.is_contiguous() for tensor in parameters.tensors
-    )
+    if not _runs(dtype, parameters.mus[0].device):
+        return False
+    for tensor in parameters.tensors:  # noqa: SIM110
+        if tensor.dtype is not dtype or not tensor.is_contiguous():
+            return False
+    return True

@@ -104,13 +104,12 @@ class Graph:
         self.others = others
         self.complexity_weight = complexity_weight
         self._state = parameters.state
-        self._held = [tensor.untyped_storage() for tensor in parameters.tensors]  # so that no other comes to be there
         self._complexity: float | None = None
 
     @property
     def inputs(self) -> list[Tensor]:
         """What the caller's graph is to be connected to."""
-        return [*self.parameters.mus, *self.parameters.rhos, *self.others]
+        return [*self.parameters.trained, *self.others]
 
     @property
     def complexity(self) -> float:

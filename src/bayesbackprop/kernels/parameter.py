@@ -41,14 +41,20 @@ class Parameters:
         self.mus = [parameter.q.mu for parameter in self.each]
         self.rhos = [parameter.q.rho for parameter in self.each]
         centres = [parameter.centre for parameter in self.each if parameter.centre is not None]
-        self.tensors = [*self.mus, *self.rhos, *centres]
+        self.trained = [*self.mus, *self.rhos]
+        self.tensors = [*self.trained, *centres]
         self.room_for_weights, self.room_for_gradients = Room(), Room()
+        self._addresses: list[int] = []
         self.fused_priors = all(type(parameter.prior) in _KINDS for parameter in self.each)
 
     @property
-    def state(self) -> list[tuple[int, int]]:
-        """What tells whether a tensor was changed: the count of changes that autograd keeps, and where it is."""
-        return [(tensor._version, tensor.data_ptr()) for tensor in self.tensors]
+    def state(self) -> tuple[list[int], list[int]]:
+        """What tells whether a tensor was changed: the counts of changes that autograd keeps, and where they are."""
+        addresses = [tensor.data_ptr() for tensor in self.tensors]
+        if addresses != self._addresses:
+            # Held, so that nothing else comes to be at the same address.
+            self._addresses, self._held = addresses, [tensor.untyped_storage() for tensor in self.tensors]
+        return [tensor._version for tensor in self.tensors], addresses
 
     def subset(self, names: list[str]) -> "Parameters":
         """Only those of these names."""
