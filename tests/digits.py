@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from bayesbackprop import cli, data
-from bayesbackprop.checkpoint import read_checkpoint
 from bayesbackprop.data import Images, Split
 from bayesbackprop.experiments import table1
 from bayesbackprop.experiments.mnist import Config
+from bayesbackprop.files import read_checkpoint
 from bayesbackprop.train import CHECKPOINT, METRICS, Schedule
 
 N, BATCH, EPOCHS = 200, 32, 3

@@ -15,8 +15,8 @@ from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import Described, invalid, tensor_shape
 from bayesbackprop._version import __version__
 from bayesbackprop.bayesian import Bayesian
-from bayesbackprop.checkpoint import write_atomically
 from bayesbackprop.estimators import Estimator
+from bayesbackprop.files import read_tensors, write_atomically
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.priors import Prior
 
@@ -125,14 +125,8 @@ def _tensors(model: Bayesian) -> dict[str, Tensor]:
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[_Metadata, dict[str, Tensor]]:
-    if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
-        raise invalid("path", "load", "the path of a file", path)
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise invalid("path", "load", "a whole safetensors file", Described(f"{path} ({error})")) from error
+    metadata, tensors = read_tensors(path, "load")
+    text = metadata.get(_KEY)
     if text is None:
         got = Described(f"{path}, a safetensors file of another program")
         raise invalid("path", "load", "a file that bayesbackprop.save wrote", got)

@@ -22,7 +22,7 @@ from bayesbackprop import rowwise
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._version import __version__
 from bayesbackprop.bayesian import Bayesian
-from bayesbackprop.checkpoint import write_atomically
+from bayesbackprop.files import read_tensors, write_atomically
 from bayesbackprop.swap import untouched
 
 __all__ = ["SparseLinear", "SparseNetwork", "load_sparse", "save_sparse", "sparse"]
@@ -199,7 +199,7 @@ def save_sparse(net: SparseNetwork, path: str | os.PathLike[str]) -> None:
 
 def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
     """The network in a file that :func:`save_sparse` wrote. Nothing else is needed, and no code runs from the file."""
-    metadata, tensors = read(path, "load_sparse")
+    metadata, tensors = read_tensors(path, "load_sparse")
     if KEY not in metadata:
         got = Described(f"{path}, a safetensors file of another kind")
         raise invalid("path", "load_sparse", "a file that save_sparse wrote", got)
@@ -218,17 +218,6 @@ def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
         reason, *_ = str(error).splitlines() or [""]  # torch adds where in its own code
         got = Described(f"{path} ({type(error).__name__}: {reason})")
         raise invalid("path", "load_sparse", "a file that this version of bayesbackprop can read", got) from error
-
-
-def read(path: str | os.PathLike[str], owner: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The metadata and the tensors of a safetensors file."""
-    if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
-        raise invalid("path", owner, "the path of a file", path)
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise invalid("path", owner, "a whole safetensors file", Described(f"{path} ({error})")) from error
 
 
 # --- making ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
-from bayesbackprop.checkpoint import read_checkpoint, write_atomically, write_checkpoint
+from bayesbackprop.files import read_checkpoint, write_atomically, write_checkpoint
 from bayesbackprop.progress import Progress
 
 CHECKPOINT = "checkpoint.safetensors"

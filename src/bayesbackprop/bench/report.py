@@ -18,7 +18,7 @@ import torch
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._version import __version__
-from bayesbackprop.checkpoint import write_atomically
+from bayesbackprop.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import typer
 from bayesbackprop.bench import cases
 from bayesbackprop.bench.peers import PEERS
 from bayesbackprop.bench.report import Row, page, read_json, terminal, this_run, write_json
-from bayesbackprop.checkpoint import write_atomically
+from bayesbackprop.files import write_atomically
 
 # Of tables that go to a file or a pipe.
 _WIDTH = 120

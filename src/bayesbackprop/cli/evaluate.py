@@ -14,10 +14,10 @@ import typer
 from bayesbackprop import data
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop.bayesian import Bayesian
-from bayesbackprop.checkpoint import write_atomically
 from bayesbackprop.data import Split
 from bayesbackprop.experiments import diagrams
 from bayesbackprop.experiments.networks import from_file
+from bayesbackprop.files import write_atomically
 from bayesbackprop.likelihoods import Categorical
 from bayesbackprop.metrics import Calibration, calibration, score
 from bayesbackprop.predict import Predictive, predictive

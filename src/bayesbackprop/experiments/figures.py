@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from bayesbackprop.bayesian import Bayesian
-from bayesbackprop.checkpoint import read_checkpoint, write_atomically
 from bayesbackprop.experiments.mnist import MODEL
 from bayesbackprop.experiments.networks import from_file
+from bayesbackprop.files import read_checkpoint, write_atomically
 from bayesbackprop.pruning import snr
 from bayesbackprop.train import BEST, METRICS
 

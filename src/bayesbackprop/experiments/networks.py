@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bayesbackprop import shipping
 from bayesbackprop._errors import Described, check_count, invalid
 from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.files import read_tensors
 from bayesbackprop.saving import load
 from bayesbackprop.shipping import SparseNetwork
 
@@ -42,7 +43,7 @@ def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:
     A file of ``save`` must hold an :func:`mlp`. Its sizes stand in the file; that its functions are ReLU does not, and
     is assumed. For another network make it yourself and use ``load``.
     """
-    metadata, tensors = shipping.read(path, "from_file")
+    metadata, tensors = read_tensors(path, "from_file")
     if shipping.KEY in metadata:
         return shipping.load_sparse(path)
     return load(path, mlp(_sizes(path, tensors)))

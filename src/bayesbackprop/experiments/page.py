@@ -6,8 +6,8 @@ import math
 import shutil
 from pathlib import Path
 
-from bayesbackprop.checkpoint import write_atomically
 from bayesbackprop.experiments import table1, table2
+from bayesbackprop.files import write_atomically
 
 _MISSING = "not run"
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
 
-from bayesbackprop.checkpoint import write_atomically
 from bayesbackprop.data import Images
 from bayesbackprop.experiments.mnist import Config, Method, Result, describe, run
+from bayesbackprop.files import write_atomically
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import CHECKPOINT, Schedule
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.bench.latency import single_input
-from bayesbackprop.checkpoint import write_atomically
+from bayesbackprop.files import write_atomically
 from bayesbackprop.pruning import prune, weights_left
 from bayesbackprop.shipping import save_sparse, sparse
 from bayesbackprop.train import Examples, error_of

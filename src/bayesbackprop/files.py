@@ -40,12 +40,18 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mappin
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What :func:`write_checkpoint` wrote."""
+    metadata, tensors = read_tensors(path, "read_checkpoint")
+    if _KEY not in metadata:
+        raise invalid("path", "read_checkpoint", "a checkpoint of bayesbackprop", Described(str(path)))
+    return tensors, json.loads(metadata[_KEY])
+
+
+def read_tensors(path: str | os.PathLike[str], owner: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a safetensors file."""
+    if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
+        raise invalid("path", owner, "the path of a file", path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
-        raise invalid("path", "read_checkpoint", "a whole safetensors file", Described(f"{path} ({error})")) from error
-    if text is None:
-        raise invalid("path", "read_checkpoint", "a checkpoint of bayesbackprop", Described(str(path)))
-    return tensors, json.loads(text)
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise invalid("path", owner, "a whole safetensors file", Described(f"{path} ({error})")) from error
