@@ -28,13 +28,12 @@ unit: environment
 docs: environment
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-RESULTS := $(foreach what,step small predict,results/bench/$(what).json)
 
 bench: environment  ## Needs a quiet machine and a few minutes
 	$(BIN)/bbb bench step $(PEERS) --json results/bench/step.json
 	$(BIN)/bbb bench small $(PEERS) --json results/bench/small.json
 	$(BIN)/bbb bench predict $(PEERS) --json results/bench/predict.json
-	$(BIN)/bbb bench report $(RESULTS) --out docs/benchmarks.md
+	$(BIN)/bbb bench report $(foreach what,step small predict,results/bench/$(what)*.json) --out docs/benchmarks.md
 
 bench-peers: environment  ## The same beside other libraries, in about half an hour
 	$(PIP) install -c constraints.txt -e ".[peers]"
