@@ -1,4 +1,4 @@
-"""Pruning by the signal-to-noise ratio of the weights (section 5.1 of the paper, Table 2 and figure 3).
+"""Pruning by the signal-to-noise ratio of the weights (section 5.1 of the paper, Table 2 and figure 4).
 
 A weight whose mean is small beside its standard deviation says little: all weights of a model are ranked together by
 |mu| / sigma, and the lowest are removed. A removed weight has mu = 0 and sigma = 0 exactly: it is no longer random,
@@ -53,7 +53,7 @@ def prune(model: Bayesian, fraction: float) -> Bayesian:
 def snr(model: Bayesian) -> Tensor:
     """The signal-to-noise ratio |mu| / sigma of all Bayesian weights ``[n]``; 0 where mu is 0.
 
-    Figure 3 shows the density and the distribution function of its ``log10()``.
+    Figure 4 shows the density and the distribution function of its ``log10()``.
     """
     return torch.cat([_ratio(q) for q in _posteriors(model, "snr")])
 
