@@ -16,19 +16,9 @@ from torch import Tensor, nn
 from bayesbackprop import Bayesian, Categorical, Cost, FreeEnergy, Gaussian, Likelihood, Normal, kernels
 from bayesbackprop.kernels import room
 from bayesbackprop.kernels.room import Room
+from opaque import Opaque
 
 pytestmark = pytest.mark.equivalence
-
-
-class Opaque(nn.Module):
-    """The same network, but through autograd."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {"stack": lambda net: net, "autograd": Opaque}

@@ -31,6 +31,7 @@ from bayesbackprop import (
     kernels,
 )
 from bayesbackprop.kernels.stack import Stack
+from opaque import Opaque
 
 pytestmark = pytest.mark.equivalence
 
@@ -50,17 +51,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Stack, "forward", spy)
     return sizes
-
-
-class Opaque(nn.Module):
-    """The same network, but not a stack."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 class Cauchy(Gaussian):

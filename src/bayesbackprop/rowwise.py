@@ -23,7 +23,8 @@ from bayesbackprop.kernels import Parameters
 from bayesbackprop.noise import Key, Role
 from bayesbackprop.swap import untouched
 
-_ELEMENTWISE = (
+# Functions of each number by itself.
+ELEMENTWISE = (
     nn.ReLU,
     nn.Tanh,
     nn.Sigmoid,
@@ -59,7 +60,7 @@ def chain_of(net: nn.Module, bayesian: Sequence[Tensor]) -> list[nn.Module] | No
         elif type(module) is nn.Flatten:
             if number or (module.start_dim, module.end_dim) != (1, -1):
                 return None
-        elif type(module) not in _ELEMENTWISE:
+        elif type(module) not in ELEMENTWISE:
             return None
     return chain if len(used) == len(set(used)) == len(random) else None
 

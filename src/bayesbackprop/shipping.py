@@ -44,7 +44,7 @@ _MATRIX_VECTOR = torch.backends.mkl.is_available()
 # In a file each weight has a byte that says how many zeros precede it; this one says: as many, and no weight yet.
 _ESCAPE = 255
 
-_FUNCTIONS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (*rowwise._ELEMENTWISE, nn.Flatten)}
+_FUNCTIONS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (*rowwise.ELEMENTWISE, nn.Flatten)}
 
 
 class SparseLinear(nn.Module):

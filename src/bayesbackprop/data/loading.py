@@ -15,20 +15,6 @@ from torch import Tensor
 from bayesbackprop._errors import invalid
 from bayesbackprop.data.fetching import fetch_files, read
 
-__all__ = [
-    "Classification",
-    "Images",
-    "Mushrooms",
-    "Regression",
-    "Split",
-    "adult",
-    "covertype",
-    "fashion_mnist",
-    "mnist",
-    "mushroom",
-    "regression",
-]
-
 _Folder = str | os.PathLike[str] | None
 _VALIDATION = 10_000  # the paper's number; which of the 60,000 it does not say: the last ones here
 _PIXEL_SCALE = 126  # the paper's preprocessing: pixels lie in [0, 255 / 126]
