@@ -1,5 +1,6 @@
 """``bbb train``, ``bbb search`` and ``bbb reproduce``."""
 
+import json as jsons
 import math
 import shlex
 import sys
@@ -14,8 +15,10 @@ import torch
 import typer
 
 from bayesbackprop import data
+from bayesbackprop._version import __version__
 from bayesbackprop.experiments import figures, mnist, page, table1, table2
 from bayesbackprop.experiments import search as experiments_search
+from bayesbackprop.files import write_atomically
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import Examples, distributed
 
@@ -100,6 +103,8 @@ def reproduce_table2(
         model = figures.bayesian_in(runs / table1.name_of(config))
         found += table2.rows(model, units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
     table2.write(results / "table2.csv", found)
+    about = {f"{units} units": {"command": _command(), "version": __version__}}
+    write_atomically(results / "table2.json", jsons.dumps(about, indent=1).encode())
     table = rich.table.Table("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
     for row in found:
         cells = (f"{row.fraction:.0%}", row.seed, row.weights_left, f"{row.test_error:.2f}", row.file_bytes)

@@ -100,6 +100,6 @@ def _table2(results: Path) -> list[str]:
         lines.append("| " + " | ".join(map(str, (*cells, *rest))) + " |")
     text = (
         "## Table 2: pruning\n\nThe plain sparse network of the means that are left; its file, and its time for one "
-        "image, measured in turn with the others of the same seed. `bbb reproduce table2`\n\n" + "\n".join(lines) + "\n"
+        "image, measured in turn with the others of the same seed.\n\n" + "\n".join(lines) + "\n"
     )
-    return [text]
+    return [text, _commands(results / "table2.json")]
