@@ -147,7 +147,7 @@ class Run:
             raise invalid("batch_size", "Schedule", constraint, schedule.batch_size)
         batches = -(-len(training.inputs) // schedule.batch_size)
         objective = DistributedDataParallel(self.objective) if self.ranks > 1 else self.objective
-        with progress.run(schedule.epochs, batches, state.step), _interrupt_deferred() as interrupted:
+        with progress.run(schedule.epochs, batches, state.step), interrupt_deferred() as interrupted:
             for epoch in range(state.step // batches, schedule.epochs):
                 started = time.perf_counter() - state.seconds
                 order = _order(schedule.seed, epoch, len(training.inputs))
@@ -279,7 +279,7 @@ def distributed() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupt_deferred() -> Iterator[Callable[[], bool]]:
+def interrupt_deferred() -> Iterator[Callable[[], bool]]:
     """Within it Ctrl-C cuts nothing in two: it only makes the function given answer True, and counts at the end."""
     pressed: list[int] = []
     ours = (

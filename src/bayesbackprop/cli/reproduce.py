@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +38,33 @@ _RUNS = Path("runs")
 _RESULTS = Path("results")
 
 
+@dataclass(frozen=True)
+class _Extent:
+    """What of the recipes to run, and where; ``shown`` are the units of the networks in the figures."""
+
+    units: Sequence[int]
+    seeds: int
+    epochs: int | None
+    runs: Path
+    results: Path
+    shown: int = 1200
+
+    def cells(self, methods: Sequence[str], temperatures: Sequence[float] = (1.0,)) -> list[mnist.Config]:
+        return table1.cells(methods, self.units, range(self.seeds), temperatures, self.epochs)  # type: ignore[arg-type]
+
+    def run(self, configs: Sequence[mnist.Config], images: data.Images) -> list[mnist.Result]:
+        return table1.reproduce(configs, images, self.runs, self.results, _command(), Progress, curves=self.shown)
+
+    def folder(self, config: mnist.Config) -> Path:
+        return self.runs / table1.name_of(config)
+
+
+def _extent(quick: bool, units: Sequence[int], seeds: int, epochs: int | None, runs: Path, results: Path) -> _Extent:
+    """What was asked for; what is quick has a folder of its own, for it is no result."""
+    own = runs / "quick"
+    return _Extent([100], 1, 3, own, own, shown=100) if quick else _Extent(units, seeds, epochs, runs, results)
+
+
 @app.command("table1")
 def reproduce_table1(
     methods: Annotated[list[str], typer.Option("--method", help="Rows; may be repeated.")] = _METHODS,
@@ -59,21 +86,30 @@ def reproduce_table1(
     _set_threads(threads)
     for method in methods:
         _check_method(method)
-    if quick:
-        units, seeds, epochs, results = [100], 1, 3, runs / "quick"
-    configs = table1.cells(methods, units, range(seeds), temperatures, epochs)  # type: ignore[arg-type]
-    rows = table1.reproduce(configs, data.mnist(), runs, results, _command(), Progress)
-    _show(rows)
+    extent = _extent(quick, units, seeds, epochs, runs, results)
+    _show(extent.run(extent.cells(methods, temperatures), data.mnist()))
 
 
-def _figure(name: str, methods: Sequence[str], draw: Callable[[Mapping[str, Path], Path], str], shows: str) -> None:
-    """Make the command that reproduces a figure."""
+def _figure(
+    name: str, methods: Sequence[str], draw: Callable[[Mapping[mnist.Config, Path], Path], str], shows: str
+) -> None:
+    """Make the command that reproduces a figure, of the first seed of 2x1200 networks."""
 
     @app.command(name, help=f"{shows} (2x1200).\n\nExample: `bbb reproduce {name}`")
     def reproduce_figure(
-        epochs: Epochs = None, runs: Runs = _RUNS, results: Results = _RESULTS, threads: Threads = None
+        epochs: Epochs = None,
+        quick: Quick = False,
+        runs: Runs = _RUNS,
+        results: Results = _RESULTS,
+        threads: Threads = None,
     ) -> None:
-        line = draw(_folders(methods, epochs, runs, results, threads), results)
+        _set_threads(threads)
+        extent = _extent(quick, [1200], 1, epochs, runs, results)
+        configs = extent.cells(methods)
+        extent.run(configs, data.mnist())
+        line = draw({config: extent.folder(config) for config in configs}, extent.results)
+        about = {"line": line, "command": _command(), "version": __version__}
+        write_atomically(extent.results / f"{name}.json", jsons.dumps(about, indent=1).encode())
         rich.console.Console().print(line)
 
 
@@ -87,6 +123,7 @@ def reproduce_table2(
     units: Annotated[int, typer.Option(min=1, help="Of each hidden layer.")] = 1200,
     seeds: Seeds = 3,
     epochs: Epochs = None,
+    quick: Quick = False,
     runs: Runs = _RUNS,
     results: Results = _RESULTS,
     threads: Threads = None,
@@ -98,14 +135,16 @@ def reproduce_table2(
     _set_threads(threads)
     images = data.mnist()
     found: list[table2.Row] = []
-    for config in table1.cells(["bbb-mixture"], [units], range(seeds), epochs=epochs):
-        table1.reproduce([config], images, runs, results, _command(), Progress)
-        model = figures.bayesian_in(runs / table1.name_of(config))
-        found += table2.rows(model, units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
-    table2.write(results / "table2.csv", found)
-    about = {f"{units} units": {"command": _command(), "version": __version__}}
-    write_atomically(results / "table2.json", jsons.dumps(about, indent=1).encode())
-    table = rich.table.Table("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
+    extent = _extent(quick, [units], seeds, epochs, runs, results)
+    for config in extent.cells(["bbb-mixture"]):
+        extent.run([config], images)
+        model = figures.bayesian_in(extent.folder(config))
+        found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
+    table2.write(extent.results / "table2.csv", found)
+    about = {f"{extent.units[0]} units": {"command": _command(), "version": __version__}}
+    write_atomically(extent.results / "table2.json", jsons.dumps(about, indent=1).encode())
+    columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
+    table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
     for row in found:
         cells = (f"{row.fraction:.0%}", row.seed, row.weights_left, f"{row.test_error:.2f}", row.file_bytes)
         published = table2.PUBLISHED[row.fraction]
@@ -123,16 +162,6 @@ def reproduce_page(
     Example: `bbb reproduce page`
     """
     rich.console.Console().print(str(page.write(results, docs)))
-
-
-def _folders(
-    methods: Sequence[str], epochs: int | None, runs: Path, results: Path, threads: int | None
-) -> dict[str, Path]:
-    """The runs of 2x1200 networks that a figure shows, the first seed of each, trained first where they are not."""
-    _set_threads(threads)
-    configs = table1.cells(methods, [1200], [0], epochs=epochs)  # type: ignore[arg-type]
-    table1.reproduce(configs, data.mnist(), runs, results, _command(), Progress)
-    return {config.method: runs / table1.name_of(config) for config in configs}
 
 
 def train(

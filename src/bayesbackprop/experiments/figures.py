@@ -1,9 +1,12 @@
-"""Figures 2, 3 and 4: ours over the published curves. Each is a table and a picture, in PNG and SVG."""
+"""Figures 2, 3 and 4: ours over the published curves.
+
+Each is a table, a picture in PNG and SVG, and a line on how ours differs from the paper's, and why.
+"""
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from bayesbackprop.bayesian import Bayesian
-from bayesbackprop.experiments.mnist import MODEL
+from bayesbackprop.experiments.mnist import MODEL, Config
 from bayesbackprop.experiments.networks import from_file
 from bayesbackprop.files import read_checkpoint, write_atomically
 from bayesbackprop.pruning import snr
@@ -30,7 +33,12 @@ STYLE = {
 
 # Where the published densities were read off.
 _WEIGHTS = np.arange(-0.4, 0.4 + 1e-9, 0.01)
-_SNR = np.arange(-5.0, 2.0, 0.1)
+_SNR = np.arange(-50, 20) / 10
+
+# How the paper trained the networks that its figures show.
+_EPOCHS, _UNITS = 600, 1200
+
+_OPTIMISERS = {"adam": "Adam", "sgd": "SGD"}
 
 
 def published(name: str) -> dict[str, NDArray[np.float64]]:
@@ -47,63 +55,100 @@ def write_csv(path: Path, table: Table) -> None:
     write_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
-def fig2(folders: Mapping[str, Path], results: Path) -> str:
+def fig2(folders: Mapping[Config, Path], results: Path) -> str:
     """The test error as training progresses."""
-    figure, axes = _figure("epoch", "test error %")
+    figure, axes = start("epoch", "test error %", _sizes(folders))
     said: list[str] = []
     columns: dict[str, list[float]] = {}
-    for method, folder in folders.items():
-        colour, label, theirs = STYLE[method]
+    for config, folder in folders.items():
+        colour, label, theirs = STYLE[config.method]
         records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
         errors = [record["test_error"] for record in records]
-        columns[method] = errors
+        columns[config.method] = errors
         axes.plot(range(1, len(errors) + 1), errors, color=colour, label=label)
         curve = published(f"error_{theirs}")
-        axes.plot(curve["epoch"], curve["test_error_pct_mean"], color=colour, linestyle=":", label=f"{label}, paper")
-        said.append(f"{label} {min(errors):.2f} % at best and {errors[-1]:.2f} % at the end of {len(errors)} epochs")
+        epochs, paper = curve["epoch"], curve["test_error_pct_mean"]
+        axes.plot(epochs, paper, color=colour, linestyle=":", label=f"{label}, paper")
+        epoch = np.clip(len(errors), epochs[0], epochs[-1])
+        said.append(
+            f"{label} {errors[-1]:.2f} % at epoch {len(errors)}, the paper's "
+            f"{np.interp(epoch, epochs, paper):.2f} % at epoch {epoch:.0f} and {paper[-1]:.2f} % at {epochs[-1]:.0f}"
+        )
     longest = max(map(len, columns.values()))
     padded = {name: errors + [float("nan")] * (longest - len(errors)) for name, errors in columns.items()}
     write_csv(results / "fig2.csv", {"epoch": range(1, longest + 1), **padded})
     axes.set_xscale("log")
-    axes.set_ylim(1.0, 3.0)
-    return _finish(figure, axes, results / "fig2", "Test error (2x1200): " + "; ".join(said) + ".")
+    axes.set_ylim(1.0, max(3.0, *(1.1 * errors[-1] for errors in columns.values())))
+    schedule = _bayesian(folders).schedule
+    why = (
+        "Ours have optimisers, rates and numbers of epochs of their own (Bayes by Backprop: "
+        f"{_OPTIMISERS[schedule.optimiser]}, {schedule.epochs} epochs); the paper's had plain SGD and {_EPOCHS} epochs."
+    )
+    return finish(figure, axes, results / "fig2", f"Test error, {_sizes(folders)}: {'; '.join(said)}. {why}")
 
 
-def fig3(folders: Mapping[str, Path], results: Path) -> str:
+def fig3(folders: Mapping[Config, Path], results: Path) -> str:
     """Densities of the trained weights: those of the plain networks, and a draw of Bayes by Backprop's."""
-    figure, axes = _figure("weight", "density")
+    figure, axes = start("weight", "density", _sizes(folders))
+    said: list[str] = []
     columns: dict[str, NDArray[np.float64]] = {"weight": _WEIGHTS}
-    for method, folder in folders.items():
-        colour, label, theirs = STYLE[method]
+    for config, folder in folders.items():
+        colour, label, theirs = STYLE[config.method]
         density = _density(trained_weights(folder), _WEIGHTS)
-        columns[method] = density
+        columns[config.method] = density
         axes.plot(_WEIGHTS, density, color=colour, label=label)
         curve = published(f"weight_density_{theirs}")
         axes.plot(curve["weight"], curve["density"], color=colour, linestyle=":", label=f"{label}, paper")
+        ours, paper = spread(_WEIGHTS, density), spread(curve["weight"], curve["density"])
+        said.append(f"{label} {ours:.3f}, {'wider' if ours > paper else 'narrower'} than the paper's {paper:.3f}")
     write_csv(results / "fig3.csv", columns)
     axes.set_yscale("log")
     axes.set_ylim(1e-3, None)
-    spreads = ", ".join(f"{STYLE[m][1]} {trained_weights(f).std():.3f}" for m, f in folders.items())
-    return _finish(figure, axes, results / "fig3", f"Weights (2x1200): standard deviations {spreads}.")
+    why = f"Ours start as He et al. proposed; a draw is no narrower than its noise, which {_noise(folders)}"
+    line = f"Standard deviation of the weights within ±{_WEIGHTS[-1]:g}, {_sizes(folders)}: {'; '.join(said)}. {why}"
+    return finish(figure, axes, results / "fig3", line)
 
 
-def fig4(folders: Mapping[str, Path], results: Path) -> str:
+def fig4(folders: Mapping[Config, Path], results: Path) -> str:
     """Density and distribution function of the signal-to-noise ratio |mu| / sigma, on a logarithmic scale."""
-    logs = snr(bayesian_in(folders["bbb-mixture"])).clamp(min=1e-12).log10().double().numpy()
+    (folder,) = folders.values()
+    logs = snr(bayesian_in(folder)).clamp(min=1e-12).log10().double().numpy()
     density, below = _density(logs, _SNR), np.array([(logs <= level).mean() for level in _SNR])
     write_csv(results / "fig4.csv", {"log10_snr": _SNR, "density": density, "cdf": below})
-    figure, axes = _figure("log10(|mu| / sigma)", "density and CDF")
+    figure, axes = start("log10(|mu| / sigma)", "density and CDF", _sizes(folders))
     colour = STYLE["bbb-mixture"][0]
     axes.plot(_SNR, density, color=colour, label="density")
     axes.plot(_SNR, below, color=colour, linestyle="--", label="CDF")
     curve, cdf = published("snr_density"), published("snr_cdf")
     axes.plot(curve["log10_snr"], curve["density"], color="black", linestyle=":", label="density, paper")
     axes.plot(cdf["log10_snr"], cdf["cdf"], color="black", linestyle="-.", linewidth=0.8, label="CDF, paper")
-    cut = float(np.quantile(logs, 0.75))
-    axes.axvline(cut, color="#c0392b", linewidth=1, label="75 % of ours")
-    return _finish(
-        figure, axes, results / "fig4", f"SNR (2x1200): three quarters of the weights lie below 10^{cut:.2f}."
+    ours, paper = np.quantile(logs, [0.5, 0.75]), np.interp([0.5, 0.75], cdf["cdf"], cdf["log10_snr"])
+    axes.axvline(ours[1], color="#c0392b", linewidth=1, label="75 % of ours")
+    line = (
+        f"Log10 of the signal-to-noise ratio, {_sizes(folders)}: median {ours[0]:.2f}, the paper's {paper[0]:.2f}; "
+        f"three quarters of the weights below {ours[1]:.2f}, the paper's {paper[1]:.2f}; humps at "
+        f"{_list(humps(_SNR, density))}, the paper's at {_list(humps(curve['log10_snr'], curve['density']))}. "
+        f"The ratio is the lower the stronger the noise, which {_noise(folders)}"
     )
+    return finish(figure, axes, results / "fig4", line)
+
+
+def spread(grid: NDArray[np.float64], density: NDArray[np.float64]) -> float:
+    """The standard deviation of a density at equal steps."""
+    mean = np.average(grid, weights=density)
+    return float(np.sqrt(np.average((grid - mean) ** 2, weights=density)))
+
+
+def humps(grid: NDArray[np.float64], density: NDArray[np.float64]) -> list[float]:
+    """Where a density has humps: no lower than 5 % of the highest, and 10 % above the ways to higher ones."""
+    found: list[float] = []
+    for index, height in enumerate(density):
+        before, after = np.flatnonzero(density[:index] >= height), np.flatnonzero(density[index:] > height)
+        left = density[before[-1] : index].min() if len(before) else 0.0
+        right = density[index : index + after[0]].min() if len(after) else 0.0
+        if height >= 0.05 * density.max() and max(left, right) <= 0.9 * height:
+            found.append(float(grid[index]))
+    return found
 
 
 def trained_weights(folder: Path) -> NDArray[np.float64]:
@@ -129,21 +174,52 @@ def _density(values: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[
     return np.asarray(counts / (len(values) * width))
 
 
-def _figure(x: str, y: str) -> tuple[Any, Any]:
+def _sizes(configs: Iterable[Config]) -> str:
+    (units,) = {config.units for config in configs}
+    return f"2x{_UNITS}" if units == _UNITS else f"2x{units} (the paper's 2x{_UNITS})"
+
+
+def _bayesian(configs: Iterable[Config]) -> Config:
+    (found,) = (config for config in configs if config.is_bayesian)
+    return found
+
+
+def _noise(configs: Iterable[Config]) -> str:
+    config = _bayesian(configs)
+    ours = f"starts at {config.sigma:g} in ours and has {config.schedule.epochs} epochs to change"
+    return f"{ours}; in the paper's it had {_EPOCHS}, from a start of its own."
+
+
+def _list(values: Iterable[float]) -> str:
+    return " and ".join(f"{value:.1f}" for value in values)
+
+
+def start(x: str, y: str, title: str = "") -> tuple[Any, Any]:
+    """A figure and its axes, with these labels."""
+    figure, ((axes,),) = panels(x, y, 1, 1)
+    axes.set_title(title, fontsize="medium")
+    return figure, axes
+
+
+def panels(x: str, y: str, rows: int, columns: int) -> tuple[Any, Any]:
+    """A figure and its axes, row by row, all with these labels."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    size = (7, 4.2) if rows == columns == 1 else (5 * columns, 3.6 * rows)
+    figure, every = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axes in every.flat:
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, every
 
 
-def _finish(figure: Any, axes: Any, path: Path, line: str) -> str:
+def finish(figure: Any, axes: Any, path: Path, line: str) -> str:
+    """Write a figure as PNG and SVG; gives ``line`` back."""
     from matplotlib import pyplot as plt
 
     axes.legend(frameon=False, fontsize="small")

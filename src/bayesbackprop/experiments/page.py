@@ -38,6 +38,7 @@ def write(results: Path, docs: Path) -> Path:
             pictures.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(results / f"{name}.png", pictures / f"{name}.png")
             parts.append(f"## {caption}\n\n![{caption}](results/{name}.png)\n")
+            parts += _line(results / f"{name}.json")
     path = docs / "results.md"
     write_atomically(path, "\n".join(parts).encode())
     return path
@@ -83,6 +84,13 @@ def _commands(path: Path) -> str:
     return "Commands:\n\n" + "\n".join(f"- `{command}`" for command in commands) + "\n"
 
 
+def _line(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    about = json.loads(path.read_text())
+    return [f"{about['line']}\n\nCommand: `{about['command']}`\n"]
+
+
 def _table2(results: Path) -> list[str]:
     path = results / "table2.csv"
     if not path.exists():
@@ -90,12 +98,18 @@ def _table2(results: Path) -> list[str]:
     with path.open(newline="") as file:
         found = list(csv.DictReader(file))
     lines = [
-        "| removed | seed | weights left | test error % | paper | file, bytes | latency, µs |",
-        "|---|---|---|---|---|---|---|",
+        "| units | removed | seed | weights left | test error % | paper, 2x1200 | file, bytes | latency, µs |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
         fraction = float(row["fraction"])
-        cells = (f"{fraction:.0%}", row["seed"], row["weights_left"], f"{float(row['test_error']):.2f}")
+        cells = (
+            f"2x{row['units']}",
+            f"{fraction:.0%}",
+            row["seed"],
+            row["weights_left"],
+            f"{float(row['test_error']):.2f}",
+        )
         rest = (table2.PUBLISHED[fraction], row["file_bytes"], f"{float(row['latency_us']):.0f}")
         lines.append("| " + " | ".join(map(str, (*cells, *rest))) + " |")
     text = (

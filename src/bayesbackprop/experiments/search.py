@@ -7,6 +7,7 @@ is tried again. Trials that are worse than the median of those before them at th
 
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,9 +46,9 @@ def search(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    database = optuna.storages.RDBStorage(
-        storage, heartbeat_interval=60, failed_trial_callback=optuna.storages.RetryFailedTrialCallback(max_retry=3)
-    )
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=3)
+    database = optuna.storages.RDBStorage(storage, heartbeat_interval=60, heartbeat_stale_trial_callback=again)
     sampler = (
         optuna.samplers.GridSampler(_relevant(config, GRID), seed=config.seed)
         if space == "paper"

@@ -1,0 +1,228 @@
+"""A search chooses on the validation set only, goes on wherever it was stopped, and gives up what is hopeless."""
+
+import json
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import digits
+from bayesbackprop import data
+from bayesbackprop.cli import app
+from bayesbackprop.data import Images
+from bayesbackprop.experiments import mnist, search, table1
+from bayesbackprop.experiments.mnist import Config
+from bayesbackprop.progress import Progress
+
+optuna = pytest.importorskip("optuna")
+
+pytestmark = pytest.mark.identities
+
+MIXTURE = {"pi", "-log sigma1", "-log sigma2"}
+SEARCHED = {
+    ("paper", "bbb-mixture"): {"learning_rate", "draws", *MIXTURE},
+    ("paper", "bbb-gaussian"): {"learning_rate", "draws"},
+    ("ours", "bbb-mixture"): {"learning_rate", "rho_rate", "sigma", *MIXTURE},
+    ("ours", "bbb-gaussian"): {"learning_rate", "rho_rate", "sigma", "prior_sigma"},
+    ("ours", "map-gaussian"): {"learning_rate", "prior_sigma"},
+    ("ours", "map-laplace"): {"learning_rate", "prior_sigma"},
+}
+
+
+def images() -> Images:
+    """The small data set, whose test set cannot be looked at."""
+    return digits.images()._replace(test=None)  # type: ignore[arg-type]
+
+
+def look(folder: Path, config: Config, space: Any = "ours", trials: int = 1) -> dict[str, Any]:
+    return search.search(
+        config,
+        images(),
+        space=space,
+        trials=trials,
+        storage=f"sqlite:///{folder / 'search.db'}",
+        name="study",
+        folder=folder / "search",
+        progress=lambda name: Progress(name, quiet=True),
+    )
+
+
+def trials_in(folder: Path, name: str = "study") -> list[Any]:
+    found: list[Any] = optuna.load_study(study_name=name, storage=f"sqlite:///{folder / 'search.db'}").trials
+    return found
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """What a search tries, none of which is trained."""
+    configs: list[Config] = []
+
+    def prepare(config: Config, *_: Any) -> Any:
+        configs.append(config)
+        return SimpleNamespace(train=lambda *_: SimpleNamespace(selected={"validation_error": 1.0}))
+
+    monkeypatch.setattr(search, "prepare", prepare)
+    return configs
+
+
+# --- what is searched ------------------------------------------------------------------------------------------------
+
+
+def test_the_grid_is_the_papers() -> None:
+    assert search.GRID == {
+        "learning_rate": [1e-3, 1e-4, 1e-5],
+        "draws": [1, 2, 5, 10],
+        "pi": [1 / 4, 1 / 2, 3 / 4],
+        "-log sigma1": [0, 1, 2],
+        "-log sigma2": [6, 7, 8],
+    }
+
+
+def flat(config: Config) -> dict[str, Any]:
+    values = asdict(config)
+    schedule = values.pop("schedule")
+    return {**values, **schedule}
+
+
+@pytest.mark.parametrize("space", ["paper", "ours"])
+@pytest.mark.parametrize("method", mnist.METHODS)
+def test_what_has_a_meaning_is_searched_and_nothing_else(
+    method: Any, space: str, tried: list[Config], tmp_path: Path
+) -> None:
+    recipe = flat(digits.RECIPES[method])
+    look(tmp_path, digits.RECIPES[method], space, trials=2)
+    for config, trial in zip(tried, trials_in(tmp_path), strict=True):
+        assert set(trial.params) == SEARCHED.get((space, method), {"learning_rate"})
+        if space == "paper":
+            assert all(value in search.GRID[name] for name, value in trial.params.items())
+        logs = {name.removeprefix("-log "): math.exp(-v) for name, v in trial.params.items() if "log" in name}
+        others = {name: value for name, value in trial.params.items() if "log" not in name}
+        assert flat(config) == {**recipe, **others, **logs}
+
+
+def test_each_point_of_the_grid_is_tried_once(tried: list[Config], tmp_path: Path) -> None:
+    for trials in (2, 10):
+        best = look(tmp_path, digits.RECIPES["sgd"], "paper", trials)
+    assert sorted(config.schedule.learning_rate for config in tried) == [1e-5, 1e-4, 1e-3]
+    assert best["trials"] == 3
+
+
+# --- how it goes on --------------------------------------------------------------------------------------------------
+
+
+def test_a_study_goes_on(tmp_path: Path) -> None:
+    found = [look(tmp_path, digits.RECIPES["bbb-mixture"]) for _ in range(2)]
+    assert [each["trials"] for each in found] == [1, 2]
+    trials = trials_in(tmp_path)
+    assert [trial.number for trial in trials] == [0, 1]
+    assert found[0]["validation_error"] == trials[0].value
+    assert found[1]["validation_error"] == min(trial.value for trial in trials)
+    for each in found:
+        params = {name: value for name, value in each.items() if name not in ("validation_error", "trials")}
+        assert params in [trial.params for trial in trials]
+    for trial in trials:
+        assert list(trial.intermediate_values) == list(range(1, digits.EPOCHS + 1))
+        assert trial.value == min(trial.intermediate_values.values())
+    assert list(tmp_path.glob("search/*")) == []
+
+
+def completed(errors: Mapping[int, float]) -> Any:
+    rates = optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True)
+    return optuna.trial.create_trial(
+        params={"learning_rate": 1e-3},
+        distributions={"learning_rate": rates},
+        intermediate_values=dict(errors),
+        value=min(errors.values()),
+    )
+
+
+@pytest.mark.parametrize(("before", "pruned"), [(4, True), (3, False)])
+def test_a_hopeless_trial_is_given_up(before: int, pruned: bool, tmp_path: Path) -> None:
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'search.db'}", study_name="study")
+    study.add_trials([completed({1: 0.5, 2: 0.25, 3: 0.125})] * before)
+    study.enqueue_trial({"learning_rate": 1e-4})
+    best = look(tmp_path, digits.RECIPES["sgd"])
+    last = trials_in(tmp_path)[-1]
+    assert last.params == {"learning_rate": 1e-4}
+    assert last.intermediate_values[1] > 0.5
+    assert last.state.name == ("PRUNED" if pruned else "COMPLETE")
+    assert len(last.intermediate_values) == (1 if pruned else digits.EPOCHS)
+    assert best == {"validation_error": 0.125, "learning_rate": 1e-3, "trials": before + 1}
+    assert list(tmp_path.glob("search/*")) == []
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+COMMAND = ["search", "--method", "sgd", "--units", "8"]
+NAME = f"ours-sgd-8-{digits.EPOCHS}epochs"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "mnist", images)
+    monkeypatch.setattr(table1, "RECIPES", digits.RECIPES)
+
+
+def succeed(*command: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, list(command))
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command(tmp_path: Path) -> None:
+    best = succeed(*COMMAND, "--trials", "2", "--runs", str(tmp_path))
+    assert best.keys() == {"validation_error", "learning_rate", "trials"}
+    assert best["trials"] == len(trials_in(tmp_path, NAME)) == 2
+    # Another search is another study, in the same file or in one that is named.
+    storage = f"sqlite:///{tmp_path / 'other.db'}"
+    for more in (["--epochs", "2"], ["--space", "paper"], ["--storage", storage]):
+        assert succeed(*COMMAND, *more, "--trials", "1", "--runs", str(tmp_path))["trials"] == 1
+    names = {"ours-sgd-8-2epochs", f"paper-sgd-8-{digits.EPOCHS}epochs", NAME}
+    assert set(optuna.get_all_study_names(f"sqlite:///{tmp_path / 'search.db'}")) == names
+    assert optuna.get_all_study_names(storage) == [NAME]
+
+
+@pytest.mark.parametrize(("option", "value"), [("--space", "mine"), ("--method", "magic")])
+def test_a_mistake_is_a_line(option: str, value: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["search", option, value, "--runs", str(tmp_path / "runs")])
+    assert result.exit_code == 2
+    assert f"'{value}' is n" in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("small")
+def test_a_search_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
+    command = [*COMMAND, "--trials", "1", "--runs", str(tmp_path)]
+    cases = {"search": (signal.SIGKILL, command)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = [sys.executable, digits.__file__, json.dumps(cases), str(tmp_path)]
+    subprocess.run(process, env=environment, check=True, timeout=100)
+    assert json.loads((tmp_path / "ends.json").read_text()) == {"search": -signal.SIGKILL}
+    (killed,) = trials_in(tmp_path, NAME)
+    assert killed.state.name == "RUNNING"
+    assert list(killed.intermediate_values) == [1]
+    assert succeed(*command)["trials"] == 2
+    assert [trial.state.name for trial in trials_in(tmp_path, NAME)] == ["RUNNING", "COMPLETE"]
+    # When it has not been heard of for long it is tried again.
+    with sqlite3.connect(tmp_path / "search.db") as database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 day')")
+    database.close()
+    assert succeed(*command)["trials"] == 3
+    first, _, last = trials_in(tmp_path, NAME)
+    assert (first.state.name, last.state.name) == ("FAIL", "COMPLETE")
+    assert first.params == last.params
+    assert len(last.intermediate_values) == digits.EPOCHS
