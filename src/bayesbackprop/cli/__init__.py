@@ -8,7 +8,7 @@ import rich.console
 import typer
 
 from bayesbackprop._version import __version__
-from bayesbackprop.cli import bench, data, evaluate, prune, reproduce
+from bayesbackprop.cli import bandit, bench, data, evaluate, prune, reproduce
 
 __all__ = ["app", "main"]
 
@@ -23,6 +23,7 @@ app.add_typer(bench.app, name="bench")
 app.command("train")(reproduce.train)
 app.command("search")(reproduce.search)
 app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(bandit.app, name="bandit")
 app.command("prune")(prune.command)
 app.command("evaluate")(evaluate.command)
 app.add_typer(data.app, name="data")

@@ -4,25 +4,29 @@ import json as jsons
 import math
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import rich.console
+import rich.progress
 import rich.table
 import torch
 import typer
 
 from bayesbackprop import data
 from bayesbackprop._version import __version__
-from bayesbackprop.experiments import figures, mnist, page, table1, table2
+from bayesbackprop.cli.bandit import live
+from bayesbackprop.experiments import bandit, figures, mnist, page, regression, table1, table2
 from bayesbackprop.experiments import search as experiments_search
 from bayesbackprop.files import write_atomically
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import Examples, distributed
 
 app = typer.Typer(help="The tables and figures of the paper, one command each.", no_args_is_help=True)
+
+_Value = TypeVar("_Value")
 
 Units = Annotated[list[int], typer.Option(min=1, help="Of each hidden layer; may be repeated.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")]
@@ -152,6 +156,59 @@ def reproduce_table2(
     rich.console.Console().print(table)
 
 
+@app.command("fig5")
+def reproduce_fig5(
+    seeds: Seeds = 5,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of training, instead of the recipe's.")] = None,
+    variants: Annotated[
+        list[str], typer.Option("--variant", help="The data: as the figure's look, or as the formula says.")
+    ] = list(regression.VARIANTS),  # noqa: B006
+    quick: Quick = False,
+    runs: Runs = _RUNS,
+    results: Results = _RESULTS,
+    threads: Threads = None,
+) -> None:
+    """Regression curves with their bands: Bayes by Backprop and a standard network.
+
+    Example: `bbb reproduce fig5 --seeds 1`
+    """
+    _set_threads(threads)
+    if quick:
+        seeds, steps, results = 1, 500, runs / "quick"
+    changes: dict[str, Any] = {} if steps is None else {"steps": steps}
+    configs = [
+        regression.Config(method, variant, seed=seed, **changes)  # type: ignore[arg-type]
+        for seed in range(seeds)
+        for variant in variants
+        for method in regression.METHODS
+    ]
+    curves = {config: regression.fit(config) for config in _tracked(configs, "fitting")}
+    rich.console.Console().print(regression.fig5(curves, results, _command()))
+
+
+@app.command("fig6")
+def reproduce_fig6(
+    seeds: Seeds = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 50_000,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each interaction; 64 in the paper.")] = 64,
+    quick: Quick = False,
+    runs: Runs = _RUNS,
+    results: Results = _RESULTS,
+    cores: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
+) -> None:
+    """The regret of Thompson sampling and of epsilon-greedy agents on mushrooms. Hours; can be stopped at any time.
+
+    Example: `bbb reproduce fig6 --steps 5000 --updates 8`
+    """
+    if quick:
+        seeds, steps, updates, results = 2, 500, 4, runs / "quick"
+    groups = (("bbb",), ("greedy", "epsilon-1", "epsilon-5"))
+    jobs = [bandit.Job("mushroom", group, tuple(range(seeds)), steps, updates) for group in groups]
+    with live(jobs) as says:
+        points = bandit.run_all(jobs, runs / "bandit", cores, says)
+    rich.console.Console().print(bandit.fig6(points, results, _command()))
+
+
 @app.command("page")
 def reproduce_page(
     results: Results = _RESULTS,
@@ -235,6 +292,11 @@ def search(
         progress=Progress,
     )
     rich.console.Console().print_json(data=best)
+
+
+def _tracked(values: Sequence[_Value], what: str) -> Iterable[_Value]:
+    console = rich.console.Console(stderr=True)
+    return rich.progress.track(values, what, console=console, disable=not console.is_terminal)
 
 
 def _check_method(method: str) -> None:

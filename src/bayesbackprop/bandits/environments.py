@@ -1,0 +1,154 @@
+"""Contextual bandits: a context, an action, a reward, and what the oracle would have expected.
+
+Everything random at step t is a pure function of (seed, t): so the state of an environment is the number t, agents with
+the same seed meet the same contexts and coins, and a run that was killed goes on as if it had not been.
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesbackprop import data
+from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
+
+
+class Environment(ABC):
+    """A contextual bandit.
+
+    Attributes:
+        features: The width of a context.
+        actions: How many there are.
+        t: The number of steps taken; set it to go to another.
+    """
+
+    def __init__(self, features: int, actions: int, seed: int) -> None:
+        check_count(type(self).__name__, features=features, actions=actions)
+        check_count(type(self).__name__, least=0, seed=seed)
+        self.features, self.actions, self.seed = features, actions, seed
+        self._seen: int | None = None
+        self.t = 0
+
+    @property
+    def context(self) -> Tensor:
+        """What the agent sees before it acts, ``[features]``."""
+        self._look()
+        return self._context
+
+    @property
+    def expected(self) -> Tensor:
+        """The expected reward of each action in this context, ``[actions]``: what the agent does not know."""
+        self._look()
+        return self._expected
+
+    @property
+    def best(self) -> float:
+        """The expected reward of the oracle, who knows them."""
+        return float(self.expected.max())
+
+    def step(self, action: int) -> float:
+        """The reward for ``action``; the next context follows."""
+        self._look()
+        check_action(type(self).__name__, action, self.actions)
+        reward = float(self._rewards[action])
+        self.t += 1
+        return reward
+
+    @abstractmethod
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """A step: its context, the expected reward of each action, and the reward each would get."""
+
+    def _look(self) -> None:
+        if self._seen != self.t:
+            random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, self.t]))
+            self._context, self._expected, self._rewards = self.make(random)
+            self._seen = self.t
+
+
+class Table(Environment):
+    """A bandit made of rows: at each step one of them, drawn at random.
+
+    Args:
+        contexts: ``[N, features]``.
+        rewards: Of each action in each row, ``[N, actions]``; or ``[outcomes, N, actions]``, one of which, at even
+            odds, comes true.
+        seed: Of the rows and outcomes.
+    """
+
+    def __init__(self, contexts: Tensor, rewards: Tensor, seed: int = 0) -> None:
+        owner = type(self).__name__
+        if not isinstance(contexts, Tensor) or contexts.dim() != 2 or not len(contexts):
+            raise invalid("contexts", owner, "a tensor [N, features]", _shown(contexts))
+        if not isinstance(rewards, Tensor) or rewards.dim() not in (2, 3) or rewards.shape[-2] != len(contexts):
+            constraint = f"a tensor [{len(contexts)}, actions] or [outcomes, {len(contexts)}, actions]"
+            raise invalid("rewards", owner, constraint, _shown(rewards))
+        for name, values in (("contexts", contexts), ("rewards", rewards)):
+            if not bool(values.isfinite().all()):
+                raise invalid(name, owner, "finite", Described("NaN or inf in it"))
+        super().__init__(contexts.shape[1], rewards.shape[-1], seed)
+        self._contexts = contexts.float()
+        self._outcomes = rewards.float() if rewards.dim() == 3 else rewards.float()[None]
+
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        row, outcome = int(random.integers(len(self._contexts))), int(random.integers(len(self._outcomes)))
+        return self._contexts[row], self._outcomes[:, row].mean(0), self._outcomes[outcome, row]
+
+
+class Wheel(Environment):
+    """The wheel bandit of Riquelme et al. (2018): five actions on the unit disc.
+
+    Action 0 gives about 1.2 everywhere. The others give 1, but beyond the radius ``delta`` one of them, by the
+    quadrant, gives 50: the nearer delta is to 1 the rarer that is, and only exploring finds it.
+    """
+
+    SAFE, USUAL, RARE, NOISE = 1.2, 1.0, 50.0, 0.01
+
+    def __init__(self, delta: float = 0.95, seed: int = 0) -> None:
+        if not 0 < delta < 1:
+            raise invalid("delta", "Wheel", "a float in (0, 1)", delta)
+        super().__init__(2, 5, seed)
+        self.delta = delta
+
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        radius, angle = math.sqrt(random.random()), 2 * math.pi * random.random()
+        context = torch.tensor([radius * math.cos(angle), radius * math.sin(angle)])
+        expected = torch.tensor([self.SAFE] + 4 * [self.USUAL])
+        if radius > self.delta:
+            expected[1 + int(angle / (math.pi / 2)) % 4] = self.RARE
+        noise = torch.from_numpy(random.standard_normal(5)).float()
+        return context, expected, expected + self.NOISE * noise
+
+
+def mushroom(seed: int = 0) -> Table:
+    """The paper's: action 0 leaves the mushroom; action 1 eats it: +5 if edible, else +5 or -35 at even odds."""
+    contexts, edible = data.mushroom()
+    eaten = torch.where(edible, 5.0, torch.tensor([[5.0], [-35.0]]))
+    return Table(contexts, torch.stack([torch.zeros_like(eaten), eaten], dim=-1), seed)
+
+
+def classification(examples: data.Classification, seed: int = 0) -> Table:
+    """Naming the class of an example: 1 if right, 0 if not."""
+    rewards = torch.nn.functional.one_hot(examples.labels, examples.classes)
+    return Table(examples.features, rewards, seed)
+
+
+def adult(seed: int = 0) -> Table:
+    """Adult: which of 14 occupations a person has."""
+    return classification(data.adult(label="occupation"), seed)
+
+
+def covertype(seed: int = 0) -> Table:
+    """Covertype: which of 7 kinds of forest grows somewhere."""
+    return classification(data.covertype(), seed)
+
+
+def check_action(owner: str, action: object, actions: int) -> None:
+    """Refuse what is not the number of an action."""
+    if not isinstance(action, (int, np.integer)) or isinstance(action, bool) or not 0 <= action < actions:
+        raise invalid("action", owner, f"an int in [0, {actions})", action)
+
+
+def _shown(value: object) -> object:
+    return tensor_shape(value) if isinstance(value, Tensor) else value

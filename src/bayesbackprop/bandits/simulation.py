@@ -1,0 +1,105 @@
+"""Agents in environments: the regret of a run, which can be killed at any moment."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bayesbackprop._errors import Described, check_count, invalid
+from bayesbackprop.bandits.agents import Agent
+from bayesbackprop.bandits.environments import Environment
+from bayesbackprop.files import read_checkpoint, write_checkpoint
+from bayesbackprop.train import interrupt_deferred
+
+# Between checkpoints.
+_SECONDS = 60.0
+
+# Called after each step with the number of steps taken and the cumulative regret of each replica.
+Watch = Callable[[int, Tensor], None]
+
+
+def simulate(
+    environments: Sequence[Environment],
+    agent: Agent,
+    steps: int,
+    checkpoint: Path | None = None,
+    watch: Watch | None = None,
+) -> Tensor:
+    """Let each replica of ``agent`` act in its environment.
+
+    Args:
+        environments: One for each replica.
+        agent: The agent. It and the environments are used as they are, and changed.
+        steps: How many interactions each replica has.
+        checkpoint: A file to go on from, if it is there, and to write now and then: a run that was killed goes on with
+            the same regret as if it had not been.
+        watch: Is told how it goes.
+
+    Returns:
+        The cumulative regret ``[replicas, steps]``: the oracle's expected reward less the one that was received.
+    """
+    check_count("simulate", steps=steps)
+    if len(environments) != agent.replicas:
+        raise invalid("environments", "simulate", f"one for each of {agent.replicas} replicas", len(environments))
+    for environment in environments:
+        if (environment.features, environment.actions) != (agent.features, agent.actions):
+            constraint = f"of {agent.features} features and {agent.actions} actions, as the agent is"
+            got = Described(f"{environment.features} and {environment.actions}")
+            raise invalid("environments", "simulate", constraint, got)
+    regret = torch.zeros(agent.replicas, steps, dtype=torch.float64)
+    done = _resume(checkpoint, agent, environments, regret) if checkpoint is not None and checkpoint.exists() else 0
+    saved = time.monotonic()
+    with interrupt_deferred() as interrupted:
+        for t in range(done, steps):
+            if interrupted():
+                break
+            contexts, best = [e.context for e in environments], [e.best for e in environments]
+            actions = agent.act_all(contexts)
+            rewards = [e.step(action) for e, action in zip(environments, actions, strict=True)]
+            agent.observe_all(contexts, actions, rewards)
+            lost = torch.tensor(best, dtype=torch.float64) - torch.tensor(rewards, dtype=torch.float64)
+            regret[:, t] = lost + (regret[:, t - 1] if t else 0)
+            done = t + 1
+            if watch is not None:
+                watch(done, regret[:, t])
+            if checkpoint is not None and (time.monotonic() - saved > _SECONDS or done == steps):
+                _write(checkpoint, agent, environments, regret[:, :done])
+                saved = time.monotonic()
+        if checkpoint is not None and done < steps:
+            _write(checkpoint, agent, environments, regret[:, :done])
+    return regret
+
+
+def _about(agent: Agent, environments: Sequence[Environment]) -> dict[str, object]:
+    seeds = [environment.seed for environment in environments]
+    arguments = {name: value for name, value in agent.described().items() if name == "arguments"}
+    return {"agent": type(agent).__name__, "seeds": seeds, **arguments}
+
+
+def _write(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor) -> None:
+    """The agent and the regret in one file, so that they are always of the same step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {f"agent.{name}": tensor for name, tensor in agent.tensors().items()}
+    counts = {"acted": agent.acted, "observed": agent.observed, "t": [e.t for e in environments]}
+    write_checkpoint(path, {**tensors, "regret": regret}, {"about": _about(agent, environments), **counts})
+
+
+def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor) -> int:
+    tensors, metadata = read_checkpoint(path)
+    about = _about(agent, environments)
+    if metadata.get("about") != about:
+        constraint = "of the same agent and environments; or choose another"
+        raise invalid("checkpoint", "simulate", constraint, Described(f"{path}, of {metadata.get('about')}"))
+    past = tensors.pop("regret")
+    done = min(past.shape[1], regret.shape[1])
+    regret[:, :done] = past[:, :done]
+    agent.restore(
+        {name.removeprefix("agent."): tensor for name, tensor in tensors.items()},
+        metadata["acted"],
+        metadata["observed"],
+    )
+    for environment, t in zip(environments, metadata["t"], strict=True):
+        environment.t = t
+    return done
