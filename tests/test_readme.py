@@ -39,6 +39,7 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
 
 
 @pytest.mark.parametrize("page", sorted((Path(__file__).parents[1] / "docs").rglob("*.md")), ids=lambda page: page.name)
-def test_the_examples_of_the_docs_run(page: Path) -> None:
+def test_the_examples_of_the_docs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for example in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         exec(example, {})

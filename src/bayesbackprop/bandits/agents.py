@@ -39,6 +39,9 @@ from bayesbackprop.priors import Prior, ScaleMixture
 # Seeds of decisions and observations must not meet those of neighbouring agents.
 _STRIDE = 1_000_003
 
+# Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
+_LARGEST = 1e15
+
 _Agent = TypeVar("_Agent", bound="Agent")
 
 
@@ -88,10 +91,10 @@ class Agent(ABC):
             raise invalid("actions", type(self).__name__, f"one, with one reward, for each of {self.replicas}", got)
         for action in actions:
             check_action(type(self).__name__, action, self.actions)
-        gains = torch.as_tensor(rewards, dtype=torch.float64)
-        if not bool(gains.isfinite().all()):
-            constraint = "finite numbers; leave out what is not known"
-            raise invalid("reward", type(self).__name__, constraint, [float(gain) for gain in gains])
+        gains = _numbers(rewards, torch.float64)
+        if gains is None or gains.shape != (self.replicas,) or not bool((gains.abs() <= _LARGEST).all()):
+            constraint = f"a number in [-{_LARGEST:g}, {_LARGEST:g}]; leave out what is not known"
+            raise invalid("reward", type(self).__name__, constraint, rewards if self.replicas > 1 else rewards[0])
         self._learn(xs, torch.tensor([int(action) for action in actions]), gains)
         self.observed += 1
 
@@ -135,19 +138,23 @@ class Agent(ABC):
     # --- what the kinds share ----------------------------------------------------------------------------------------
 
     def _random(self, count: int) -> torch.Generator:
-        return torch.Generator().manual_seed((self.seed + 1) * _STRIDE**2 + count)
+        """Decisions have even numbers, observations odd ones."""
+        return torch.Generator().manual_seed(((self.seed + 1) * _STRIDE**2 + count) % 2**64)
 
     def _check_alone(self, name: str) -> None:
         if self.replicas > 1:
             raise ValueError(f"This agent is {self.replicas} replicas: use {name}_all.")
 
     def _check_contexts(self, contexts: Tensor | Sequence[Any]) -> Tensor:
-        rows = [torch.as_tensor(context, dtype=torch.float32) for context in contexts]
-        for row in rows:
-            if row.shape != (self.features,):
-                raise invalid("context", type(self).__name__, f"a vector of {self.features} numbers", tensor_shape(row))
+        rows: list[Tensor] = []
+        for context in contexts:
+            row = _numbers(context, torch.float32)
+            if row is None or row.shape != (self.features,):
+                got = context if row is None else tensor_shape(row)
+                raise invalid("context", type(self).__name__, f"a vector of {self.features} numbers", got)
             if not bool(row.isfinite().all()):
                 raise invalid("context", type(self).__name__, "finite", Described("NaN or inf in it"))
+            rows.append(row)
         if len(rows) != self.replicas:
             raise invalid("contexts", type(self).__name__, f"one for each of {self.replicas} replicas", len(rows))
         return torch.stack(rows)
@@ -157,7 +164,7 @@ class Uniform(Agent):
     """Acts at random and learns nothing."""
 
     def _choose(self, contexts: Tensor) -> list[int]:  # noqa: ARG002
-        return torch.randint(self.actions, (self.replicas,), generator=self._random(self.acted)).tolist()
+        return torch.randint(self.actions, (self.replicas,), generator=self._random(2 * self.acted)).tolist()
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         pass
@@ -205,7 +212,7 @@ class LinearThompson(Agent):
         self._count = torch.zeros(*each, dtype=torch.float64)
 
     def _choose(self, contexts: Tensor) -> list[int]:
-        random = self._random(self.acted)
+        random = self._random(2 * self.acted)
         mean = torch.cholesky_solve(self._moment[..., None], self._root)
         left = (self._moment[..., None, :] @ mean)[..., 0, 0]
         scale = self.b + 0.5 * (self._square - left).clamp(min=0)
@@ -276,7 +283,7 @@ class _Neural(Agent):
         self._rewards[place] = rewards / self.scale
         remembered = min(self.observed + 1, self.memory)
         size = (self.updates, min(self.batch_size, remembered), self.replicas)
-        chosen = torch.randint(remembered, size, generator=self._random(self.observed))
+        chosen = torch.randint(remembered, size, generator=self._random(2 * self.observed + 1))
         replica = torch.arange(self.replicas)
         for rows in chosen:
             self._optimiser.zero_grad()
@@ -357,7 +364,7 @@ class ThompsonSampling(_Neural):
             features, actions, hidden, encoding, scale, updates, batch_size, memory, learning_rate, replicas, seed
         )
         check_count("ThompsonSampling", draws=draws)
-        check_positive("ThompsonSampling", rho_rate=rho_rate)
+        check_positive("ThompsonSampling", noise=noise, rho_rate=rho_rate)
         self.prior, self.sigma, self.noise, self.draws = prior or ScaleMixture(), sigma, noise, draws
         self.temperature, self.rho_rate = temperature, rho_rate
         self.model = Bayesian(self.net, Gaussian(noise), self.prior, sigma=sigma, seed=seed)
@@ -427,7 +434,7 @@ class EpsilonGreedy(_Neural):
         self._optimiser = torch.optim.Adam(self.net.parameters(), lr=learning_rate, fused=True)
 
     def _choose(self, contexts: Tensor) -> list[int]:
-        random = self._random(self.acted)
+        random = self._random(2 * self.acted)
         explores = torch.rand(self.replicas, generator=random) < torch.tensor(self.epsilon)
         anything = torch.randint(self.actions, (self.replicas,), generator=random)
         with torch.no_grad():
@@ -442,17 +449,27 @@ AGENTS: dict[str, type[Agent]] = {
 }
 
 
-def load(path: str | os.PathLike[str]) -> Agent:
-    """The agent in a file that ``agent.save`` wrote."""
+def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
+    """The agent in a file that ``agent.save`` wrote; with its ``prior``, if that is of the user's own."""
     tensors, metadata = read_checkpoint(Path(path))
     if metadata.get("agent") not in AGENTS:
         raise invalid("path", "bandits.load", "a file that an agent's save wrote", Described(str(path)))
     arguments = metadata["arguments"]
     if "prior" in arguments:
-        arguments["prior"] = priors.from_description(arguments["prior"])
+        arguments["prior"] = prior or priors.from_description(arguments["prior"])
+        if arguments["prior"] is None:
+            raise invalid("prior", "bandits.load", "given, since the file has one of your own", None)
     agent = AGENTS[metadata["agent"]](**arguments)
     agent.restore(tensors, metadata["acted"], metadata["observed"])
     return agent
+
+
+def _numbers(values: Any, dtype: torch.dtype) -> Tensor | None:
+    """Values as a tensor; None if they are no numbers."""
+    try:
+        return torch.as_tensor(values, dtype=dtype).detach()
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _with_one(contexts: Tensor) -> Tensor:

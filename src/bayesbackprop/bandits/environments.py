@@ -5,7 +5,9 @@ the same seed meet the same contexts and coins, and a run that was killed goes o
 """
 
 import math
+import zlib
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +58,11 @@ class Environment(ABC):
         self.t += 1
         return reward
 
+    def described(self) -> dict[str, Any]:
+        """What tells it from others, as far as JSON can say it."""
+        sizes = {"features": self.features, "actions": self.actions}
+        return {"environment": type(self).__name__, **sizes, "seed": self.seed}
+
     @abstractmethod
     def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """A step: its context, the expected reward of each action, and the reward each would get."""
@@ -81,15 +88,26 @@ class Table(Environment):
         owner = type(self).__name__
         if not isinstance(contexts, Tensor) or contexts.dim() != 2 or not len(contexts):
             raise invalid("contexts", owner, "a tensor [N, features]", _shown(contexts))
-        if not isinstance(rewards, Tensor) or rewards.dim() not in (2, 3) or rewards.shape[-2] != len(contexts):
+        if (
+            not isinstance(rewards, Tensor)
+            or rewards.dim() not in (2, 3)
+            or rewards.shape[-2] != len(contexts)
+            or not len(rewards)
+        ):
             constraint = f"a tensor [{len(contexts)}, actions] or [outcomes, {len(contexts)}, actions]"
             raise invalid("rewards", owner, constraint, _shown(rewards))
         for name, values in (("contexts", contexts), ("rewards", rewards)):
             if not bool(values.isfinite().all()):
                 raise invalid(name, owner, "finite", Described("NaN or inf in it"))
         super().__init__(contexts.shape[1], rewards.shape[-1], seed)
-        self._contexts = contexts.float()
-        self._outcomes = rewards.float() if rewards.dim() == 3 else rewards.float()[None]
+        self._contexts = contexts.detach().float()
+        self._outcomes = rewards.detach().float() if rewards.dim() == 3 else rewards.detach().float()[None]
+        self._checksum = 0
+        for values in (self._contexts, self._outcomes):
+            self._checksum = zlib.crc32(values.cpu().contiguous().numpy().data, self._checksum)
+
+    def described(self) -> dict[str, Any]:
+        return {**super().described(), "checksum": self._checksum}
 
     def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         row, outcome = int(random.integers(len(self._contexts))), int(random.integers(len(self._outcomes)))
@@ -106,10 +124,13 @@ class Wheel(Environment):
     SAFE, USUAL, RARE, NOISE = 1.2, 1.0, 50.0, 0.01
 
     def __init__(self, delta: float = 0.95, seed: int = 0) -> None:
-        if not 0 < delta < 1:
+        if not isinstance(delta, (int, float)) or not 0 < delta < 1:
             raise invalid("delta", "Wheel", "a float in (0, 1)", delta)
         super().__init__(2, 5, seed)
         self.delta = delta
+
+    def described(self) -> dict[str, Any]:
+        return {**super().described(), "delta": self.delta}
 
     def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         radius, angle = math.sqrt(random.random()), 2 * math.pi * random.random()

@@ -41,8 +41,8 @@ def simulate(
         The cumulative regret ``[replicas, steps]``: the oracle's expected reward less the one that was received.
     """
     check_count("simulate", steps=steps)
-    if len(environments) != agent.replicas:
-        raise invalid("environments", "simulate", f"one for each of {agent.replicas} replicas", len(environments))
+    if not len(environments) == len(set(map(id, environments))) == agent.replicas:
+        raise invalid("environments", "simulate", f"one for each of {agent.replicas} replicas", environments)
     for environment in environments:
         if (environment.features, environment.actions) != (agent.features, agent.actions):
             constraint = f"of {agent.features} features and {agent.actions} actions, as the agent is"
@@ -73,9 +73,8 @@ def simulate(
 
 
 def _about(agent: Agent, environments: Sequence[Environment]) -> dict[str, object]:
-    seeds = [environment.seed for environment in environments]
-    arguments = {name: value for name, value in agent.described().items() if name == "arguments"}
-    return {"agent": type(agent).__name__, "seeds": seeds, **arguments}
+    described = [environment.described() for environment in environments]
+    return {"agent": type(agent).__name__, "arguments": agent.described()["arguments"], "environments": described}
 
 
 def _write(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor) -> None:

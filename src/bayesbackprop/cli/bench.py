@@ -1,16 +1,21 @@
 """``bbb bench``."""
 
+import importlib.util
+import json as jsons
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import rich.console
 import rich.progress
+import rich.table
 import typer
 
-from bayesbackprop.bench import cases
+from bayesbackprop.bench import bandits, cases
 from bayesbackprop.bench.peers import PEERS
 from bayesbackprop.bench.report import Row, page, read_json, terminal, this_run, write_json
 from bayesbackprop.files import write_atomically
@@ -20,6 +25,7 @@ _WIDTH = 120
 
 _UNITS = [400, 1200, 2400]
 _IMAGES = [1, 128, 1000]
+_ENVIRONMENTS = list(bandits.ENVIRONMENTS_OF_PEERS)
 
 app = typer.Typer(help="Measure speed against plain PyTorch and other libraries.", no_args_is_help=True)
 
@@ -104,6 +110,39 @@ def predict(
 
 
 @app.command()
+def bandit(
+    peers: Peers = False,
+    json: Json = None,
+    environments: Annotated[list[str], typer.Option("--environment", help="May be repeated.")] = _ENVIRONMENTS,
+    steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 2000,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each, for the neural agent.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each agent.")] = 3,
+) -> None:
+    """Agents in contextual bandits: what they lose, and how long they take, on one core.
+
+    Example: `bbb bench bandit --environment mushroom --peers`
+    """
+    console = rich.console.Console(stderr=True)
+    installed = [name for name in bandits.PEERS if peers and importlib.util.find_spec(name)]
+    for name in bandits.PEERS if peers else ():
+        if name not in installed:
+            _say_missing(console, name)
+    chosen = " ".join(f"--environment {name}" for name in environments)
+    command = f"bbb bench bandit {chosen} --steps {steps} --updates {updates} --seeds {seeds}"
+    run = this_run("bandit", command + (" --peers" if peers else ""), 1, seeds, 0, installed)
+    with console.status("") as status:
+        rows = bandits.compare(environments, installed, steps, updates, seeds, status.update)
+    if json is not None:
+        text = jsons.dumps({"run": asdict(run), "rows": [asdict(row) for row in rows]}, indent=1)
+        write_atomically(json, text.encode())
+    table = rich.table.Table("environment", "agent", "regret", "seconds a run", title=f"{steps} steps, {seeds} seeds")
+    for row in rows:
+        spread = "" if math.isnan(row.spread) else f" ± {row.spread:.0f}"
+        table.add_row(row.environment, row.agent, f"{row.regret:.0f}{spread}", f"{row.seconds:.1f}")
+    rich.console.Console().print(table)
+
+
+@app.command()
 def report(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="What --json wrote.")],
     out: Annotated[Path, typer.Option(dir_okay=False, help="The Markdown page to write.")],
@@ -124,9 +163,7 @@ def _measuring(
     peers = [peer for peer in PEERS if peer.is_installed()] if with_peers else []
     for peer in PEERS if with_peers else ():
         if peer not in peers:
-            how = 'pip install "bayesbackprop[peers]" (in a clone: ".[peers]")'
-            text = f"{peer.distribution} is not installed and left out; to get it: {how}"
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            _say_missing(console, peer.distribution)
     command = f"bbb bench {what} {options} --rounds {rounds} --seed {seed} --threads {threads}".replace("  ", " ")
     command += ("" if optimiser else " --no-optimiser") + (" --peers" if with_peers else "")
     run = this_run(what, command, threads, rounds, seed, [peer.distribution for peer in peers])
@@ -134,6 +171,12 @@ def _measuring(
     with rich.progress.Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
         contenders = [contender for peer in peers for contender in peer.contenders]
         yield cases.Config(run, contenders, optimiser, lambda rounds, title: progress.track(rounds, description=title))
+
+
+def _say_missing(console: rich.console.Console, distribution: str) -> None:
+    how = 'pip install "bayesbackprop[peers]" (in a clone: ".[peers]")'
+    text = f"{distribution} is not installed and left out; to get it: {how}"
+    console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(rows: list[Row], json: Path | None) -> None:

@@ -220,13 +220,15 @@ def panels(x: str, y: str, rows: int, columns: int) -> tuple[Any, Any]:
 
 def finish(figure: Any, axes: Any, path: Path, line: str) -> str:
     """Write a figure as PNG and SVG; gives ``line`` back."""
+    import matplotlib as mpl
     from matplotlib import pyplot as plt
 
     axes.legend(frameon=False, fontsize="small")
     for suffix in ("png", "svg"):
         image = io.BytesIO()
-        # No dates: the same numbers give the same file.
-        figure.savefig(image, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+        # No dates, and names that are not random: the same numbers give the same file.
+        with mpl.rc_context({"svg.hashsalt": "bayesbackprop"}):
+            figure.savefig(image, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
         write_atomically(path.with_suffix(f".{suffix}"), image.getvalue())
     plt.close(figure)
     return line

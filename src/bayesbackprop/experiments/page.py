@@ -25,6 +25,8 @@ _FIGURES = {
     "fig2": "Figure 2: the test error as training progresses; dotted: the paper's",
     "fig3": "Figure 3: densities of the trained weights; dotted: the paper's",
     "fig4": "Figure 4: the signal-to-noise ratio of the weights; dotted: the paper's",
+    "fig5": "Figure 5: regression; dotted: the paper's median and band",
+    "fig6": "Figure 6: cumulative regret on mushrooms; dotted: the paper's",
 }
 
 
