@@ -516,6 +516,11 @@ def test_averages_are_put_away_after_an_error(tmp_path: Path) -> None:
     torch.testing.assert_close(objective.values(), before, rtol=0, atol=0)
 
 
+def test_an_average_that_would_never_move_is_refused() -> None:
+    with pytest.raises(ValueError, match="'averaging' parameter of Schedule must be below 1"):
+        Schedule(averaging=1)
+
+
 @pytest.mark.parametrize("averaging", [0.0, 0.5])
 def test_the_first_of_the_best_epochs_is_selected(
     averaging: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,6 +76,8 @@ class Schedule:
         check_positive("Schedule", learning_rate=self.learning_rate, rho_rate=self.rho_rate)
         check_not_negative("Schedule", momentum=self.momentum)
         check_probability("Schedule", averaging=self.averaging)
+        if self.averaging == 1:
+            raise invalid("averaging", "Schedule", "below 1, where the average would never move", self.averaging)
         if self.optimiser not in ("adam", "sgd"):
             raise invalid("optimiser", "Schedule", "'adam' or 'sgd'", self.optimiser)
         if self.decay not in ("cosine", "constant"):

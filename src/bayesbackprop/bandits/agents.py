@@ -13,7 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,8 +41,6 @@ _STRIDE = 1_000_003
 
 # Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
 _LARGEST = 1e15
-
-_Agent = TypeVar("_Agent", bound="Agent")
 
 
 class Agent(ABC):

@@ -1,5 +1,6 @@
 """Agents in environments: the regret of a run, which can be killed at any moment."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def simulate(
     environments: Sequence[Environment],
     agent: Agent,
     steps: int,
-    checkpoint: Path | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
 ) -> Tensor:
     """Let each replica of ``agent`` act in its environment.
@@ -49,7 +50,8 @@ def simulate(
             got = Described(f"{environment.features} and {environment.actions}")
             raise invalid("environments", "simulate", constraint, got)
     regret = torch.zeros(agent.replicas, steps, dtype=torch.float64)
-    done = _resume(checkpoint, agent, environments, regret) if checkpoint is not None and checkpoint.exists() else 0
+    path = None if checkpoint is None else Path(checkpoint)
+    done = _resume(path, agent, environments, regret) if path is not None and path.exists() else 0
     saved = time.monotonic()
     with interrupt_deferred() as interrupted:
         for t in range(done, steps):
@@ -64,11 +66,11 @@ def simulate(
             done = t + 1
             if watch is not None:
                 watch(done, regret[:, t])
-            if checkpoint is not None and (time.monotonic() - saved > _SECONDS or done == steps):
-                _write(checkpoint, agent, environments, regret[:, :done])
+            if path is not None and (time.monotonic() - saved > _SECONDS or done == steps):
+                _write(path, agent, environments, regret[:, :done])
                 saved = time.monotonic()
-        if checkpoint is not None and done < steps:
-            _write(checkpoint, agent, environments, regret[:, :done])
+        if path is not None and done < steps:
+            _write(path, agent, environments, regret[:, :done])
     return regret
 
 

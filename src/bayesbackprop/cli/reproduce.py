@@ -140,11 +140,9 @@ def reproduce_table2(
     images = data.mnist()
     found: list[table2.Row] = []
     extent = _extent(quick, [units], seeds, epochs, runs, results)
-    for seed in range(extent.seeds):
-        config = table2.config(extent.units[0], seed, extent.epochs)
-        folder = extent.runs / "pruning" / table1.name_of(config)
-        table1.once(config, images, folder, _command(), Progress, curve=False)
-        model = figures.bayesian_in(folder)
+    for config in extent.cells(["bbb-mixture"]):
+        extent.run([config], images)
+        model = figures.bayesian_in(extent.folder(config))
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
     table2.write(extent.results / "table2.csv", found)
     about = {f"{extent.units[0]} units": {"command": _command(), "version": __version__}}

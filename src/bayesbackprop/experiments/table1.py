@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from bayesbackprop.data import Images
 from bayesbackprop.experiments.mnist import Config, Method, Result, describe, run
@@ -85,27 +84,20 @@ def reproduce(
     """
     table = results / "table1.csv"
     for config in configs:
-        was = once(config, images, runs / name_of(config), command, progress, curve=config.units == curves)
+        folder = runs / name_of(config)
+        done = folder / "result.json"
+        if not done.exists():
+            result = run(config, images, folder, progress(name_of(config)), curve=config.units == curves)
+            made = {"command": command, **describe(config)}
+            write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
+            (folder / CHECKPOINT).unlink()  # it served to resume
+        was = json.loads(done.read_text())
+        if any(was["made"].get(name) != value for name, value in asdict(config).items()):
+            raise ValueError(f"The run in {folder} was made by another recipe: remove it or choose other --runs.")
         with locked(results):
             write(table, [*read(table), Result(**was["result"])])
             _remember(results / "table1.json", name_of(config), was["made"])
     return read(table)
-
-
-def once(
-    config: Config, images: Images, folder: Path, command: str, progress: Callable[[str], Progress], *, curve: bool
-) -> dict[str, Any]:
-    """Run ``config`` if ``folder`` does not say that it was run; what was made, and the result."""
-    done = folder / "result.json"
-    if not done.exists():
-        result = run(config, images, folder, progress(folder.name), curve=curve)
-        made = {"command": command, **describe(config)}
-        write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
-        (folder / CHECKPOINT).unlink()  # it served to resume
-    was: dict[str, Any] = json.loads(done.read_text())
-    if any(was["made"].get(name) != value for name, value in asdict(config).items()):
-        raise ValueError(f"The run in {folder} was made by another recipe: remove it or choose other --runs.")
-    return was
 
 
 def name_of(config: Config) -> str:

@@ -2,28 +2,22 @@
 
 import csv
 import io
-import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from torch import nn
 
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.bench.latency import single_input
-from bayesbackprop.experiments.mnist import Config
 from bayesbackprop.files import write_atomically
 from bayesbackprop.pruning import prune, weights_left
 from bayesbackprop.shipping import save_sparse, sparse
-from bayesbackprop.train import Examples, Schedule, error_of
+from bayesbackprop.train import Examples, error_of
 
 # What the paper printed, by the fraction that was removed.
 PUBLISHED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
-
-# The paper's cost, with a spike that the initial noise can reach: most weights fall into it, and can go. On the
-# validation set the recipes of Table 1 are better whole, and lose more when they are pruned.
-RECIPE = Config("bbb-mixture", schedule=Schedule(epochs=40), sigma2=math.exp(-6), sigma=0.0067)
 
 
 @dataclass(frozen=True)
@@ -37,12 +31,6 @@ class Row:
     test_error: float
     file_bytes: int
     latency_us: float
-
-
-def config(units: int, seed: int, epochs: int | None = None) -> Config:
-    """The network to prune."""
-    schedule = replace(RECIPE.schedule, seed=seed, epochs=epochs or RECIPE.schedule.epochs)
-    return replace(RECIPE, units=units, seed=seed, schedule=schedule)
 
 
 def rows(model: Bayesian, units: int, seed: int, test: Examples, fractions: Sequence[float]) -> list[Row]:
