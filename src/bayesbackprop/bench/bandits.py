@@ -74,7 +74,7 @@ def _mabwiser(policy: str) -> Callable[[int, int, int], Agent]:
 def _contextualbandits(policy: str) -> Callable[[int, int, int], Agent]:
     def build(features: int, actions: int, seed: int) -> Agent:
         library: Any = importlib.import_module("contextualbandits.online")
-        bandit = getattr(library, policy)(actions, random_state=seed, njobs=1)
+        bandit = getattr(library, policy)(actions, random_state=seed + 1, njobs=1)  # it refuses 0
 
         def learn(x: Any, action: int, reward: float) -> None:
             bandit.partial_fit(x, np.array([action]), np.array([reward]))

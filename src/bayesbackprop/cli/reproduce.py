@@ -4,7 +4,7 @@ import json as jsons
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -294,9 +294,15 @@ def search(
     rich.console.Console().print_json(data=best)
 
 
-def _tracked(values: Sequence[_Value], what: str) -> Iterable[_Value]:
+def _tracked(values: Sequence[_Value], what: str) -> Iterator[_Value]:
+    """The values one after the other, with a bar on a terminal and a line for each elsewhere."""
     console = rich.console.Console(stderr=True)
-    return rich.progress.track(values, what, console=console, disable=not console.is_terminal)
+    if console.is_terminal:
+        yield from rich.progress.track(values, what, console=console)
+        return
+    for number, value in enumerate(values, start=1):
+        print(f"{what} {number}/{len(values)}", file=sys.stderr, flush=True)
+        yield value
 
 
 def _check_method(method: str) -> None:
