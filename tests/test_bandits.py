@@ -928,7 +928,7 @@ def test_epsilon_greedy_learns_the_mean_reward() -> None:
     with torch.no_grad():
         learnt = [10 * float(agent.net(torch.ones(1, 1, 1), torch.tensor([[action]]))) for action in range(2)]
     assert learnt == pytest.approx(remembered, abs=0.3)
-    assert agent._best(agent.net, torch.ones(1, 1)).flatten().tolist() == pytest.approx([x / 10 for x in learnt])
+    assert agent._values(agent.net, torch.ones(1, 1)).flatten().tolist() == pytest.approx([x / 10 for x in learnt])
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

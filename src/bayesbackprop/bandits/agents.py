@@ -290,7 +290,7 @@ class _Neural(Agent):
             ).backward()
             self._optimiser.step()
 
-    def _best(self, network: Callable[[Tensor, Tensor], Tensor], contexts: Tensor) -> Tensor:
+    def _values(self, network: Callable[[Tensor, Tensor], Tensor], contexts: Tensor) -> Tensor:
         """The expected reward of every action, ``[actions, replicas]``."""
         return network(contexts.expand(self.actions, -1, -1), self._every_action)
 
@@ -376,7 +376,7 @@ class ThompsonSampling(_Neural):
     def _choose(self, contexts: Tensor) -> list[int]:
         with torch.no_grad():
             first = self.acted * self.draws
-            drawn = [self._best(self.model.draw(0, first + k), contexts) for k in range(self.draws)]
+            drawn = [self._values(self.model.draw(0, first + k), contexts) for k in range(self.draws)]
             return torch.stack(drawn).mean(0).argmax(0).tolist()
 
     def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
@@ -436,7 +436,7 @@ class EpsilonGreedy(_Neural):
         explores = torch.rand(self.replicas, generator=random) < torch.tensor(self.epsilon)
         anything = torch.randint(self.actions, (self.replicas,), generator=random)
         with torch.no_grad():
-            return torch.where(explores, anything, self._best(self.net, contexts).argmax(0)).tolist()
+            return torch.where(explores, anything, self._values(self.net, contexts).argmax(0)).tolist()
 
     def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:  # noqa: ARG002
         return (self.net(contexts, actions) - rewards).square().sum(1).mean()

@@ -20,6 +20,7 @@ from bayesbackprop._version import __version__
 from bayesbackprop.cli.bandit import live
 from bayesbackprop.experiments import bandit, figures, mnist, page, regression, table1, table2
 from bayesbackprop.experiments import search as experiments_search
+from bayesbackprop.experiments.records import write_line
 from bayesbackprop.files import write_atomically
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import Examples, distributed
@@ -112,8 +113,7 @@ def _figure(
         configs = extent.cells(methods)
         extent.run(configs, data.mnist())
         line = draw({config: extent.folder(config) for config in configs}, extent.results)
-        about = {"line": line, "command": _command(), "version": __version__}
-        write_atomically(extent.results / f"{name}.json", jsons.dumps(about, indent=1).encode())
+        write_line(extent.results / f"{name}.json", line, _command())
         rich.console.Console().print(line)
 
 

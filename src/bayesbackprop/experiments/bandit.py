@@ -1,15 +1,12 @@
 """Thompson sampling against epsilon-greedy (section 5.3 of the paper): figure 6, and the other environments."""
 
-import csv
 import functools
-import io
-import json
 import multiprocessing
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,10 +15,9 @@ import torch
 
 from bayesbackprop import bandits
 from bayesbackprop._errors import check_count, invalid
-from bayesbackprop._version import __version__
 from bayesbackprop.bandits import Agent, Environment
 from bayesbackprop.experiments.figures import finish, published, start
-from bayesbackprop.files import write_atomically
+from bayesbackprop.experiments.records import write_line, write_rows
 from bayesbackprop.priors import Normal
 
 ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
@@ -95,11 +91,9 @@ class Point:
     regret: float
 
 
-# Chosen on seeds 100 to 102, which are not among those that are reported.
-# Little noise, which changes slowly, and a weak complexity cost: with the full one few observations hardly move the
-# network away from the prior.
+# Chosen on seeds 100 to 102, which are not among those that are reported. Little noise, which changes slowly, and a
+# weak complexity cost: with the full one few observations hardly move the network away from the prior.
 _BBB: Mapping[str, Any] = {"prior": Normal(1.0), "sigma": 0.05, "noise": 0.3, "temperature": 0.01, "rho_rate": 0.1}
-_GREEDY: Mapping[str, Any] = {}
 
 
 def make(job: Job) -> tuple[Agent, list[Environment]]:
@@ -115,11 +109,11 @@ def make(job: Job) -> tuple[Agent, list[Environment]]:
         return bandits.Uniform(**shared), environments
     if job.agents == ("linear",):
         return bandits.LinearThompson(**shared), environments
-    learning = {"scale": _SCALES.get(job.environment, _WHEEL_SCALE), "updates": job.updates}
+    learning: dict[str, Any] = {"scale": _SCALES.get(job.environment, _WHEEL_SCALE), "updates": job.updates}
     if job.agents == ("bbb",):
-        return bandits.ThompsonSampling(**shared, **{**learning, **_BBB}), environments
+        return bandits.ThompsonSampling(**shared, **learning, **_BBB), environments
     epsilon = [_EPSILONS[agent] for agent, _ in job.runs]
-    return bandits.EpsilonGreedy(**shared, **{**learning, **_GREEDY}, epsilon=epsilon), environments
+    return bandits.EpsilonGreedy(**shared, **learning, epsilon=epsilon), environments
 
 
 def run(job: Job, folder: Path, says: Callable[[str, int, float], None] | None = None) -> list[Point]:
@@ -176,12 +170,7 @@ def _run_and_tell(job: Job, folder: Path, news: Any) -> list[Point]:
 
 def write(path: Path, points: Iterable[Point]) -> None:
     """Write ``fig6.csv``."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["agent", "seed", "step", "regret"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**asdict(point), "regret": f"{point.regret:g}"} for point in points)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
+    write_rows(path, Point, points)
 
 
 def means(points: Iterable[Point]) -> dict[str, dict[int, float]]:
@@ -209,6 +198,5 @@ def fig6(points: Sequence[Point], results: Path, command: str) -> str:
     axes.set_yscale("log")
     line = f"Mushrooms: cumulative regret after {max(p.step for p in points)} steps: {', '.join(said)}."
     write(results / "fig6.csv", points)
-    about = {"line": line, "command": command, "version": __version__}
-    write_atomically(results / "fig6.json", json.dumps(about, indent=1).encode())
+    write_line(results / "fig6.json", line, command)
     return finish(figure, axes, results / "fig6", line)

@@ -1,12 +1,9 @@
 """Regression curves (section 5.2 of the paper): figure 5, Bayes by Backprop beside a standard network."""
 
-import csv
 import functools
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, get_args
@@ -17,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesbackprop._errors import check_count, check_positive, invalid
-from bayesbackprop._version import __version__
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.experiments.figures import finish, panels, published
 from bayesbackprop.experiments.networks import mlp
-from bayesbackprop.files import write_atomically
+from bayesbackprop.experiments.records import write_line, write_rows
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Normal
@@ -199,13 +195,7 @@ def row(config: Config, curve: Curve) -> Row:
 def fig5(curves: Mapping[Config, Curve], results: Path, command: str) -> str:
     """Both networks beside the published panels, of the first seed; the numbers of all seeds in ``fig5.csv``."""
     rows = [row(config, curve) for config, curve in curves.items()]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    for each in rows:
-        writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(each).items()})
-    results.mkdir(parents=True, exist_ok=True)
-    write_atomically(results / "fig5.csv", text.getvalue().encode())
+    write_rows(results / "fig5.csv", Row, rows)
     variants = sorted({config.variant for config in curves})
     figure, every = panels("x", "y", len(variants), len(METHODS))
     for across, variant in zip(every, variants, strict=True):
@@ -213,8 +203,7 @@ def fig5(curves: Mapping[Config, Curve], results: Path, command: str) -> str:
             first = min((c for c in curves if (c.method, c.variant) == (method, variant)), key=lambda c: c.seed)
             _panel(axes, first, curves[first])
     line = " ".join(_said(rows, method, variant) for variant in variants for method in METHODS)
-    about = {"line": line, "command": command, "version": __version__}
-    write_atomically(results / "fig5.json", json.dumps(about, indent=1).encode())
+    write_line(results / "fig5.json", line, command)
     return finish(figure, every[0][0], results / "fig5", line)
 
 

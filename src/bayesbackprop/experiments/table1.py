@@ -1,7 +1,6 @@
 """Table 1: test errors on MNIST, cell by cell. A cell that was not run is missing, never guessed."""
 
 import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +10,7 @@ from statistics import mean, stdev
 
 from bayesbackprop.data import Images
 from bayesbackprop.experiments.mnist import Config, Method, Result, describe, run
+from bayesbackprop.experiments.records import write_rows
 from bayesbackprop.files import locked, write_atomically
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import CHECKPOINT, Schedule
@@ -119,13 +119,7 @@ def read(path: Path) -> list[Result]:
 def write(path: Path, rows: Iterable[Result]) -> None:
     """Write a table; of rows with the same cell and seed the last counts."""
     unique = {tuple(getattr(row, name) for name in _KEY): row for row in rows}
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
-    writer.writeheader()
-    for _, row in sorted(unique.items()):
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
+    write_rows(path, Result, (row for _, row in sorted(unique.items())))
 
 
 def summary(rows: Iterable[Result]) -> dict[tuple[str, float, int, int], tuple[float, float, int]]:

@@ -1,17 +1,15 @@
 """Table 2: the test error of a network without its weights of low signal-to-noise ratio, and what it then takes."""
 
-import csv
-import io
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.bench.latency import single_input
-from bayesbackprop.files import write_atomically
+from bayesbackprop.experiments.records import write_rows
 from bayesbackprop.pruning import prune, weights_left
 from bayesbackprop.shipping import save_sparse, sparse
 from bayesbackprop.train import Examples, error_of
@@ -52,10 +50,4 @@ def rows(model: Bayesian, units: int, seed: int, test: Examples, fractions: Sequ
 
 def write(path: Path, table: Iterable[Row]) -> None:
     """Write ``table2.csv``."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    for row in table:
-        writer.writerow({name: f"{v:.4g}" if isinstance(v, float) else v for name, v in asdict(row).items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
+    write_rows(path, Row, table)

@@ -1,0 +1,29 @@
+"""What an experiment leaves in ``results/``: rows as CSV, and beside a figure the line that says what it shows."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from bayesbackprop._version import __version__
+from bayesbackprop.files import write_atomically
+
+
+def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
+    """Write dataclasses of one ``kind``, a column for each field, numbers to six digits."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode())
+
+
+def write_line(path: Path, line: str, command: str) -> None:
+    """Write what a figure shows, and the command that drew it."""
+    about = {"line": line, "command": command, "version": __version__}
+    write_atomically(path, json.dumps(about, indent=1).encode())
