@@ -12,7 +12,7 @@ environment: .venv/ready
 .venv/ready: pyproject.toml constraints.txt src/bayesbackprop/kernels/fused.c src/bayesbackprop/kernels/fused_real.h
 	$(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,experiments]"
+	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,experiments,sklearn]"
 	touch $@
 
 lint: environment
