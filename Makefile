@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: test lint types unit docs bench bench-peers clean environment
+.PHONY: demo test lint types unit docs bench bench-peers clean environment
+
+demo: environment  ## A few minutes, then a page to look at: demo/index.html
+	$(BIN)/bbb demo
 
 test: lint types unit docs  ## Everything that CI checks
 
@@ -27,7 +30,6 @@ unit: environment
 
 docs: environment
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-
 
 bench: environment  ## Needs a quiet machine and a few minutes
 	$(BIN)/bbb bench step $(PEERS) --json results/bench/step.json

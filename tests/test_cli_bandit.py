@@ -345,7 +345,7 @@ def test_a_quick_figure_6_is_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def curve(config: Config) -> Curve:
     levels = torch.linspace(-1, 1, 5)[:, None].expand(5, len(regression.GRID))
-    return Curve(levels.double().numpy() * (1 + config.seed), 0.5, 0.9)
+    return Curve(levels.double().numpy() * (1 + config.seed), levels[:1].double().numpy(), 0.5, 0.9)
 
 
 def test_figure_5_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

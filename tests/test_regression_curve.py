@@ -139,7 +139,7 @@ def test_a_config_that_cannot_be_is_refused(change: Any, named: str) -> None:
 def curve_of(widths: Any) -> Curve:
     """A curve whose 5-95 % band has these widths around 0."""
     half = np.asarray(widths) / 2
-    return Curve(np.stack([-half, -half / 2, 0 * half, half / 2, half]), 0.4, 0.8)
+    return Curve(np.stack([-half, -half / 2, 0 * half, half / 2, half]), half[None], 0.4, 0.8)
 
 
 def published_widths() -> Any:

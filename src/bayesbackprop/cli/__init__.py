@@ -8,7 +8,7 @@ import rich.console
 import typer
 
 from bayesbackprop._version import __version__
-from bayesbackprop.cli import bandit, bench, data, evaluate, prune, reproduce
+from bayesbackprop.cli import bandit, bench, data, demo, evaluate, prune, reproduce
 
 __all__ = ["app", "main"]
 
@@ -19,14 +19,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(bench.app, name="bench")
+app.command("demo")(demo.demo)
 app.command("train")(reproduce.train)
 app.command("search")(reproduce.search)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(bandit.app, name="bandit")
 app.command("prune")(prune.command)
 app.command("evaluate")(evaluate.command)
+app.command("report")(demo.report)
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:
@@ -50,9 +52,11 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit("Stopped.")
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if os.environ.get("BBB_TRACEBACK"):
             raise
+        if isinstance(error, ModuleNotFoundError):
+            error.msg += ': this needs pip install "bayesbackprop[experiments]".'
         rich.console.Console(stderr=True).print(
             f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )

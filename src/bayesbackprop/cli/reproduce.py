@@ -88,7 +88,7 @@ def reproduce_table1(
 
     Example: `bbb reproduce table1 --method bbb-mixture --units 400 --seeds 1`
     """
-    _set_threads(threads)
+    set_threads(threads)
     for method in methods:
         _check_method(method)
     extent = _extent(quick, units, seeds, epochs, runs, results)
@@ -108,7 +108,7 @@ def _figure(
         results: Results = _RESULTS,
         threads: Threads = None,
     ) -> None:
-        _set_threads(threads)
+        set_threads(threads)
         extent = _extent(quick, [1200], 1, epochs, runs, results)
         configs = extent.cells(methods)
         extent.run(configs, data.mnist())
@@ -136,7 +136,7 @@ def reproduce_table2(
 
     Example: `bbb reproduce table2 --seeds 1`
     """
-    _set_threads(threads)
+    set_threads(threads)
     images = data.mnist()
     found: list[table2.Row] = []
     extent = _extent(quick, [units], seeds, epochs, runs, results)
@@ -172,7 +172,7 @@ def reproduce_fig5(
 
     Example: `bbb reproduce fig5 --seeds 1`
     """
-    _set_threads(threads)
+    set_threads(threads)
     if quick:
         seeds, steps, results = 1, 500, runs / "quick"
     changes: dict[str, Any] = {} if steps is None else {"steps": steps}
@@ -182,7 +182,7 @@ def reproduce_fig5(
         for variant in variants
         for method in regression.METHODS
     ]
-    curves = {config: regression.fit(config) for config in _tracked(configs, "fitting")}
+    curves = {config: regression.fit(config) for config in tracked(configs, "fitting")}
     rich.console.Console().print(regression.fig5(curves, results, _command()))
 
 
@@ -202,8 +202,7 @@ def reproduce_fig6(
     """
     if quick:
         seeds, steps, updates, results = 2, 500, 4, runs / "quick"
-    groups = (("bbb",), ("greedy", "epsilon-1", "epsilon-5"))
-    jobs = [bandit.Job("mushroom", group, tuple(range(seeds)), steps, updates) for group in groups]
+    jobs = [bandit.Job("mushroom", group, tuple(range(seeds)), steps, updates) for group in bandit.GROUPS]
     with live(jobs) as says:
         points = bandit.run_all(jobs, runs / "bandit", cores, says)
     rich.console.Console().print(bandit.fig6(points, results, _command()))
@@ -239,7 +238,7 @@ def train(
 
     Example: `bbb train --units 400 --epochs 10 --folder runs/first`
     """
-    _set_threads(threads)
+    set_threads(threads)
     _check_method(method)
     if (folder / "checkpoint.safetensors").exists() and not resume:
         raise typer.BadParameter(f"{folder} holds a run already: --resume goes on with it.", param_hint="--folder")
@@ -275,7 +274,7 @@ def search(
 
     Example: `bbb search --method sgd --units 400 --epochs 10 --trials 12`
     """
-    _set_threads(threads)
+    set_threads(threads)
     _check_method(method)
     if space not in ("paper", "ours"):
         raise typer.BadParameter(f"'{space}' is neither 'paper' nor 'ours'.", param_hint="--space")
@@ -294,7 +293,7 @@ def search(
     rich.console.Console().print_json(data=best)
 
 
-def _tracked(values: Sequence[_Value], what: str) -> Iterator[_Value]:
+def tracked(values: Sequence[_Value], what: str) -> Iterator[_Value]:
     """The values one after the other, with a bar on a terminal and a line for each elsewhere."""
     console = rich.console.Console(stderr=True)
     if console.is_terminal:
@@ -324,6 +323,7 @@ def _command() -> str:
     return shlex.join(["bbb", *sys.argv[1:]])
 
 
-def _set_threads(threads: int | None) -> None:
+def set_threads(threads: int | None) -> None:
+    """Threads of torch; as many as there are cores unless given."""
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,5 +1,6 @@
 """Thompson sampling against epsilon-greedy (section 5.3 of the paper): figure 6, and the other environments."""
 
+import csv
 import functools
 import multiprocessing
 import queue
@@ -30,6 +31,9 @@ ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
 # How the epsilon-greedy agents are called.
 _EPSILONS = {"greedy": 0.0, "epsilon-1": 0.01, "epsilon-5": 0.05}
 AGENTS = ("bbb", *_EPSILONS, "linear", "uniform")
+
+# Those of figure 6 in two jobs: plain networks are one batch, whatever their epsilon.
+GROUPS: tuple[tuple[str, ...], ...] = (("bbb",), tuple(_EPSILONS))
 
 # The agents of figure 6: the colour, the name, and the column of the published curve.
 STYLE = {
@@ -169,8 +173,15 @@ def _run_and_tell(job: Job, folder: Path, news: Any) -> list[Point]:
 
 
 def write(path: Path, points: Iterable[Point]) -> None:
-    """Write ``fig6.csv``."""
+    """Write ``fig6.csv``, or another file of regrets."""
     write_rows(path, Point, points)
+
+
+def read(path: Path) -> list[Point]:
+    """What :func:`write` wrote."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [Point(row["agent"], int(row["seed"]), int(row["step"]), float(row["regret"])) for row in rows]
 
 
 def means(points: Iterable[Point]) -> dict[str, dict[int, float]]:

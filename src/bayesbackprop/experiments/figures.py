@@ -43,7 +43,15 @@ _OPTIMISERS = {"adam": "Adam", "sgd": "SGD"}
 
 def published(name: str) -> dict[str, NDArray[np.float64]]:
     """A published curve by column."""
-    text = (files("bayesbackprop.experiments") / "published" / f"fig_{name}.csv").read_text()
+    return _columns((files("bayesbackprop.experiments") / "published" / f"fig_{name}.csv").read_text())
+
+
+def read_csv(path: Path) -> dict[str, NDArray[np.float64]]:
+    """What :func:`write_csv` wrote."""
+    return _columns(path.read_text())
+
+
+def _columns(text: str) -> dict[str, NDArray[np.float64]]:
     rows = list(csv.DictReader(io.StringIO(text)))
     return {column: np.array([float(row[column]) for row in rows]) for column in rows[0]}
 

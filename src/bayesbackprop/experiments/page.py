@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from bayesbackprop.experiments import table1, table2
 from bayesbackprop.files import write_atomically
@@ -21,7 +22,7 @@ _NAMES = {
     "bbb-mixture": "Bayes by Backprop, scale mixture",
 }
 
-_FIGURES = {
+FIGURES = {
     "fig2": "Figure 2: the test error as training progresses; dotted: the paper's",
     "fig3": "Figure 3: densities of the trained weights; dotted: the paper's",
     "fig4": "Figure 4: the signal-to-noise ratio of the weights; dotted: the paper's",
@@ -32,10 +33,10 @@ _FIGURES = {
 
 def write(results: Path, docs: Path) -> Path:
     """Write ``results.md`` in ``docs``, with the pictures beside it."""
-    parts = ["# Results\n\nWritten by `bbb reproduce page` from the files in `results/`.\n", *_table1(results)]
-    parts += _table2(results)
+    parts = ["# Results\n\nWritten by `bbb reproduce page` from the files in `results/`.\n"]
+    parts += [table.markdown() for table in tables(results)]
     pictures = docs / "results"
-    for name, caption in _FIGURES.items():
+    for name, caption in FIGURES.items():
         if (results / f"{name}.png").exists():
             pictures.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(results / f"{name}.png", pictures / f"{name}.png")
@@ -46,31 +47,46 @@ def write(results: Path, docs: Path) -> Path:
     return path
 
 
-def _table1(results: Path) -> list[str]:
+class Table(NamedTuple):
+    """A table of the paper beside ours, to be written as Markdown or HTML."""
+
+    title: str
+    text: str
+    columns: list[str]
+    rows: list[list[str]]
+    commands: list[str]
+
+    def markdown(self) -> str:
+        """As a section of a page."""
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, *self.rows)]
+        lines.insert(1, "|" + "---|" * len(self.columns))
+        commands = "Commands:\n\n" + "\n".join(f"- `{command}`" for command in self.commands) + "\n"
+        return "\n".join([f"## {self.title}\n\n{self.text}\n", *lines, "", commands if self.commands else ""])
+
+
+def tables(results: Path) -> list[Table]:
+    """Tables 1 and 2, as far as they have been run."""
+    return [*_table1(results), *_table2(results)]
+
+
+def _table1(results: Path) -> list[Table]:
     cells = table1.summary(table1.read(results / "table1.csv"))
-    rows = sorted({(method, temperature, epochs) for method, temperature, _, epochs in cells})
-    lines = [
-        "| method | epochs | 2x400 | paper | 2x800 | paper | 2x1200 | paper |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for method, temperature, epochs in rows:
-        name = _NAMES[method] + ("" if temperature == 1 else f", temperature {temperature:g}")
-        shown = [name, str(epochs)]
+    rows: list[list[str]] = []
+    for method, temperature, epochs in sorted(
+        {(method, temperature, epochs) for method, temperature, _, epochs in cells}
+    ):
+        row = [_NAMES[method] + ("" if temperature == 1 else f", temperature {temperature:g}"), str(epochs)]
         for units in (400, 800, 1200):
             error, spread, seeds = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
-            shown.append(_cell(error, spread, seeds))
-            shown.append(f"{table1.PUBLISHED.get(method, {}).get(units, '')}")
-        lines.append("| " + " | ".join(shown) + " |")
+            row += [_cell(error, spread, seeds), f"{table1.PUBLISHED.get(method, {}).get(units, '')}"]
+        rows.append(row)
     text = (
-        "## Table 1: MNIST\n\nTest error in %, mean and standard deviation over seeds (how many in brackets). Epoch and"
-        " way of predicting were chosen on the validation set. A temperature below 1 weakens the complexity cost;"
-        " without one it is the paper's.\n\n" + "\n".join(lines) + "\n"
+        "Test error in %, mean and standard deviation over seeds (how many in brackets). Epoch and way of predicting "
+        "were chosen on the validation set. A temperature below 1 weakens the complexity cost; without one it is the "
+        "paper's."
     )
-    return [text, _commands(results / "table1.json")]
-
-
-def _head(*columns: str) -> list[str]:
-    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    columns = ["method", "epochs", "2x400", "paper", "2x800", "paper", "2x1200", "paper"]
+    return [Table("Table 1: MNIST", text, columns, rows, _commands(results / "table1.json"))]
 
 
 def _cell(error: float, spread: float, seeds: int) -> str:
@@ -79,11 +95,8 @@ def _cell(error: float, spread: float, seeds: int) -> str:
     return f"{error:.2f} (1)" if math.isnan(spread) else f"{error:.2f} ± {spread:.2f} ({seeds})"
 
 
-def _commands(path: Path) -> str:
-    if not path.exists():
-        return ""
-    commands = sorted({entry["command"] for entry in json.loads(path.read_text()).values()})
-    return "Commands:\n\n" + "\n".join(f"- `{command}`" for command in commands) + "\n"
+def _commands(path: Path) -> list[str]:
+    return sorted({entry["command"] for entry in json.loads(path.read_text()).values()}) if path.exists() else []
 
 
 def _line(path: Path) -> list[str]:
@@ -93,29 +106,30 @@ def _line(path: Path) -> list[str]:
     return [f"{about['line']}\n\nCommand: `{about['command']}`\n"]
 
 
-def _table2(results: Path) -> list[str]:
+def _table2(results: Path) -> list[Table]:
     path = results / "table2.csv"
     if not path.exists():
         return []
     with path.open(newline="") as file:
         found = list(csv.DictReader(file))
-    lines = [
-        "| units | removed | seed | weights left | test error % | paper, 2x1200 | file, bytes | latency, µs |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows: list[list[str]] = []
     for row in found:
         fraction = float(row["fraction"])
-        cells = (
-            f"2x{row['units']}",
-            f"{fraction:.0%}",
-            row["seed"],
-            row["weights_left"],
-            f"{float(row['test_error']):.2f}",
-        )
-        rest = (table2.PUBLISHED[fraction], row["file_bytes"], f"{float(row['latency_us']):.0f}")
-        lines.append("| " + " | ".join(map(str, (*cells, *rest))) + " |")
+        size, latency = row["file_bytes"], f"{float(row['latency_us']):.0f}"
+        ours = [f"2x{row['units']}", f"{fraction:.0%}", row["seed"], row["weights_left"]]
+        rows.append([*ours, f"{float(row['test_error']):.2f}", str(table2.PUBLISHED[fraction]), size, latency])
     text = (
-        "## Table 2: pruning\n\nThe plain sparse network of the means that are left; its file, and its time for one "
-        "image, measured in turn with the others of the same seed.\n\n" + "\n".join(lines) + "\n"
+        "The plain sparse network of the means that are left; its file, and its time for one image, measured in turn "
+        "with the others of the same seed."
     )
-    return [text, _commands(results / "table2.json")]
+    columns = [
+        "units",
+        "removed",
+        "seed",
+        "weights left",
+        "test error %",
+        "paper, 2x1200",
+        "file, bytes",
+        "latency, µs",
+    ]
+    return [Table("Table 2: pruning", text, columns, rows, _commands(results / "table2.json"))]

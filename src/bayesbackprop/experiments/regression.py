@@ -1,9 +1,10 @@
 """Regression curves (section 5.2 of the paper): figure 5, Bayes by Backprop beside a standard network."""
 
 import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, get_args
@@ -18,6 +19,7 @@ from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.experiments.figures import finish, panels, published
 from bayesbackprop.experiments.networks import mlp
 from bayesbackprop.experiments.records import write_line, write_rows
+from bayesbackprop.files import write_atomically
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Normal
@@ -30,7 +32,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 # The name, the published panel and the colour.
-_STYLE = {
+STYLE = {
     "bbb": ("Bayes by Backprop", "bayes_by_backprop", "#3f51b5"),
     "standard": ("Standard network", "standard", "#7f8c8d"),
 }
@@ -38,6 +40,9 @@ _STYLE = {
 # The inputs of the published panels, and where there are data.
 GRID = np.round(np.arange(-0.2, 1.2 + 1e-9, 0.05), 2)
 _DATA = (0.0, 0.5)
+
+# Networks whose curves are kept.
+_DRAWN = 20
 
 # 5-95 %, interquartile range and median.
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -88,9 +93,13 @@ class Config:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a fitted network predicts: quantiles on the grid, and how often held-out points lie in its bands."""
+    """What a fitted network predicts: quantiles on the grid, and how often held-out points lie in its bands.
+
+    ``drawn`` are the curves of some networks of the posterior; of a standard network the only one.
+    """
 
     quantiles: NDArray[np.float64]
+    drawn: NDArray[np.float64]
     coverage50: float
     coverage90: float
 
@@ -150,12 +159,35 @@ def fit(config: Config) -> Curve:
         return predicted.quantiles(LEVELS)[..., 0]
 
     low, quarter, _, three_quarters, high = quantiles(held_out.inputs)
-    y = held_out.targets[:, 0]
+    y, grid = held_out.targets[:, 0], torch.tensor(GRID, dtype=torch.float32)[:, None]
+    some = model.ensemble(_DRAWN).predict(grid) if config.method == "bbb" else model.predict_mean(grid)
     return Curve(
-        quantiles(torch.tensor(GRID, dtype=torch.float32)[:, None]).double().numpy(),
+        quantiles(grid).double().numpy(),
+        some.components.mean.reshape(-1, len(GRID)).double().numpy(),
         coverage50=float(((quarter <= y) & (y <= three_quarters)).float().mean()),
         coverage90=float(((low <= y) & (y <= high)).float().mean()),
     )
+
+
+def write_curves(path: Path, curves: Mapping[Config, Curve]) -> None:
+    """Write curves with what made them, for others to draw."""
+    entries = [
+        {"config": asdict(config), **{name: np.asarray(value).tolist() for name, value in asdict(curve).items()}}
+        for config, curve in curves.items()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(entries) + "\n").encode())
+
+
+def read_curves(path: Path) -> dict[Config, Curve]:
+    """What :func:`write_curves` wrote; nothing if there is no file."""
+    entries = json.loads(path.read_text()) if path.exists() else []
+    return {
+        Config(**entry["config"]): Curve(
+            np.array(entry["quantiles"]), np.array(entry["drawn"]), entry["coverage50"], entry["coverage90"]
+        )
+        for entry in entries
+    }
 
 
 @dataclass(frozen=True)
@@ -197,18 +229,19 @@ def fig5(curves: Mapping[Config, Curve], results: Path, command: str) -> str:
     rows = [row(config, curve) for config, curve in curves.items()]
     write_rows(results / "fig5.csv", Row, rows)
     variants = sorted({config.variant for config in curves})
+    first = min(config.seed for config in curves)
+    shown = {config: curve for config, curve in curves.items() if config.seed == first}
+    write_curves(results / "fig5-curves.json", shown)
     figure, every = panels("x", "y", len(variants), len(METHODS))
-    for across, variant in zip(every, variants, strict=True):
-        for axes, method in zip(across, METHODS, strict=True):
-            first = min((c for c in curves if (c.method, c.variant) == (method, variant)), key=lambda c: c.seed)
-            _panel(axes, first, curves[first])
+    for config, curve in shown.items():
+        _panel(every[variants.index(config.variant)][METHODS.index(config.method)], config, curve)
     line = " ".join(_said(rows, method, variant) for variant in variants for method in METHODS)
     write_line(results / "fig5.json", line, command)
     return finish(figure, every[0][0], results / "fig5", line)
 
 
 def _panel(axes: Any, config: Config, curve: Curve) -> None:
-    name, file, colour = _STYLE[config.method]
+    name, file, colour = STYLE[config.method]
     low, quarter, median, three_quarters, high = curve.quantiles
     training = points(config.variant, config.points, torch.Generator().manual_seed(config.seed))
     axes.plot(training.inputs[:, 0], training.targets[:, 0], "x", color="black", markersize=2, alpha=0.3, label="data")
@@ -228,7 +261,7 @@ def _said(rows: Sequence[Row], method: str, variant: str) -> str:
     off, on = min(each.off for each in those), max(each.on for each in those)
     covered = [f"{100 * mean(getattr(each, name) for each in those):.0f} %" for name in ("coverage50", "coverage90")]
     return (
-        f"{_STYLE[method][0]}, {variant}, {len(those)} seeds: off the data its 5-95 % band is at least {off:.2f} times "
+        f"{STYLE[method][0]}, {variant}, {len(those)} seeds: off the data its 5-95 % band is at least {off:.2f} times "
         f"as wide as that of the paper's Bayes by Backprop, on the data on average at most {on:.2f} times as wide as "
         f"the noise; its 50 % and 90 % bands hold {' and '.join(covered)} of held-out points."
     )

@@ -34,7 +34,7 @@ RECIPES: dict[Method, Config] = {
     "bbb-mixture": Config("bbb-mixture", schedule=Schedule(epochs=40, rho_rate=0.1), sigma=0.02),
     "bbb-gaussian": Config("bbb-gaussian", schedule=Schedule(epochs=40, rho_rate=0.1), sigma=0.02, prior_sigma=1.0),
     "sgd": Config("sgd", schedule=Schedule(epochs=40, optimiser="sgd", learning_rate=0.1, decay="constant")),
-    "dropout": Config("dropout", schedule=_STEADY),
+    "dropout": Config("dropout", schedule=replace(_STEADY, epochs=80)),  # whose error falls slowly
     "dropconnect": Config("dropconnect", schedule=_STEADY),
     "map-gaussian": Config("map-gaussian", schedule=_STEADY),
     "map-laplace": Config("map-laplace", schedule=_STEADY, prior_sigma=0.05),

@@ -1,17 +1,15 @@
 """Table 2: the test error of a network without its weights of low signal-to-noise ratio, and what it then takes."""
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import nn
 
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.bench.latency import single_input
 from bayesbackprop.experiments.records import write_rows
 from bayesbackprop.pruning import prune, weights_left
-from bayesbackprop.shipping import save_sparse, sparse
+from bayesbackprop.shipping import SparseNetwork, save_sparse, sparse
 from bayesbackprop.train import Examples, error_of
 
 # What the paper printed, by the fraction that was removed.
@@ -34,18 +32,21 @@ class Row:
 def rows(model: Bayesian, units: int, seed: int, test: Examples, fractions: Sequence[float]) -> list[Row]:
     """A row for each fraction; the latencies are measured in turn."""
     pruned = {fraction: prune(model, fraction) for fraction in fractions}
-    plain: Mapping[float, nn.Module] = {fraction: sparse(each) for fraction, each in pruned.items()}
+    plain = {fraction: sparse(each) for fraction, each in pruned.items()}
     times = single_input({str(fraction): net for fraction, net in plain.items()}, test.inputs[:1000], seed=seed)
     found: list[Row] = []
     for fraction, net in plain.items():
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "net.safetensors"
-            save_sparse(net, path)  # type: ignore[arg-type]
-            size = path.stat().st_size
-        error = error_of(net, test)
-        milliseconds = times[str(fraction)].median
-        found.append(Row(units, seed, fraction, weights_left(pruned[fraction]), error, size, 1e3 * milliseconds))
+        left, microseconds = weights_left(pruned[fraction]), 1e3 * times[str(fraction)].median
+        found.append(Row(units, seed, fraction, left, error_of(net, test), file_bytes(net), microseconds))
     return found
+
+
+def file_bytes(net: SparseNetwork) -> int:
+    """How large a network is on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.safetensors"
+        save_sparse(net, path)
+        return path.stat().st_size
 
 
 def write(path: Path, table: Iterable[Row]) -> None:
