@@ -14,7 +14,8 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="bbb",
-    help="Bayes by Backprop: neural networks that know what they do not know.",
+    help="Bayes by Backprop: neural networks that know what they do not know.\n\nStart with `bbb demo`. "
+    "Each command's --help has an example; set BBB_TRACEBACK=1 for tracebacks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

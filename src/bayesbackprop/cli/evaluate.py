@@ -36,6 +36,7 @@ def command(
     data_set: Annotated[str, typer.Option("--data", help=f"What to predict: {', '.join(_LOADERS)}.")] = "mnist",
     split: Annotated[str, typer.Option(help=f"Which part of it: {', '.join(data.Images._fields)}.")] = "test",
     draws: Annotated[int, typer.Option(min=0, help="Networks to average; 0 for the means alone.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
     json: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the rows to this file.", show_default=False)
     ] = None,
@@ -61,7 +62,7 @@ def command(
     console = rich.console.Console()
     for path, network in networks.items():
         with rich.console.Console(stderr=True).status(f"Evaluating {path.name}"):
-            for by, prediction in _predictions(path, network, examples, draws):
+            for by, prediction in _predictions(path, network, examples, draws, seed):
                 found = calibrations[f"{path.name} by {by}"] = calibration(prediction, examples.labels)
                 error, *others = score(prediction, examples.labels)
                 scores = dict(zip(("nll", "brier", "ece"), others, strict=True))
@@ -86,7 +87,7 @@ def command(
 
 
 def _predictions(
-    path: Path, network: Bayesian | SparseNetwork, examples: Split, draws: int
+    path: Path, network: Bayesian | SparseNetwork, examples: Split, draws: int, seed: int
 ) -> Iterator[tuple[str, Predictive]]:
     """How the network predicts, and what."""
     if not isinstance(network, Bayesian):
@@ -98,7 +99,7 @@ def _predictions(
         raise invalid("checkpoint", "bbb evaluate", "a network that predicts classes", got)
     yield "mean", network.predict_mean(examples.images)
     if draws:
-        yield f"{draws} draws", network.predict(examples.images, draws=draws)
+        yield f"{draws} draws", network.predict(examples.images, draws=draws, seed=seed)
 
 
 def _bins(found: Calibration) -> Iterator[tuple[float | None, ...]]:

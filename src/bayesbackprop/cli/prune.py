@@ -1,7 +1,7 @@
 """``bbb prune``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import rich.box
 import rich.console
@@ -33,7 +33,9 @@ def command(
     rounds: Annotated[
         int, typer.Option("--time", help="Time the dense and the sparse network, this often each; at least 2.")
     ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the inputs that --time uses.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Remove the weights with the lowest \\|mu\\| / sigma; write a Bayesian network and a small plain one.
 
@@ -53,24 +55,40 @@ def command(
     dense_bytes = len(safetensors.torch.save(dict(model.net.state_dict())))
     total, left = sum(q.numel for q in model.posterior.values()), weights_left(pruned)
 
-    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
-    table.add_row("weights", f"{left:,} of {total:,} left")
-    table.add_row("removed up to |mu| / sigma", f"{threshold(model, fraction):.4g}")
+    found: dict[str, Any] = {"weights": total, "weights_left": left, "threshold": threshold(model, fraction)}
     if out is not None:
         save(pruned, out)
-        table.add_row("Bayesian network", f"{out}, {rich.filesize.decimal(out.stat().st_size)}")
+        found |= {"bayesian_file": str(out), "bayesian_bytes": out.stat().st_size}
     if sparse_file is not None:
         save_sparse(plain, sparse_file)
         size = sparse_file.stat().st_size
-        table.add_row("plain network", f"{sparse_file}, {rich.filesize.decimal(size)}")
-        dense_size = rich.filesize.decimal(dense_bytes)
-        table.add_row("of the dense one's file", f"1/{dense_bytes / size:.1f} ({dense_size})")
+        found |= {"sparse_file": str(sparse_file), "sparse_bytes": size, "dense_bytes": dense_bytes}
     if rounds > 1:
         if threads is not None:
             torch.set_num_threads(threads)
-        x = torch.rand(100, next(model.net.parameters()).shape[1])
+        x = torch.rand(100, next(model.net.parameters()).shape[1], generator=torch.Generator().manual_seed(seed))
         times = single_input({"dense": model.net, "sparse": plain}, x, rounds)
-        dense, small = times["dense"].median, times["sparse"].median
-        table.add_row("one input, dense", f"{1e3 * dense:.0f} us")
-        table.add_row("one input, sparse", f"{1e3 * small:.0f} us, 1/{dense / small:.1f}")
-    rich.console.Console(soft_wrap=True).print(table)
+        found |= {f"{name}_us": 1e3 * time.median for name, time in times.items()}
+    console = rich.console.Console(soft_wrap=True)
+    if json:
+        console.print_json(data=found)
+    else:
+        console.print(_table(found))
+
+
+def _table(found: dict[str, Any]) -> rich.table.Table:
+    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+    table.add_row("weights", f"{found['weights_left']:,} of {found['weights']:,} left")
+    table.add_row("removed up to |mu| / sigma", f"{found['threshold']:.4g}")
+    for kind, name in (("bayesian", "Bayesian network"), ("sparse", "plain network")):
+        if f"{kind}_file" in found:
+            size = rich.filesize.decimal(found[f"{kind}_bytes"])
+            table.add_row(name, f"{found[f'{kind}_file']}, {size}")
+    if "sparse_bytes" in found:
+        dense, ratio = rich.filesize.decimal(found["dense_bytes"]), found["dense_bytes"] / found["sparse_bytes"]
+        table.add_row("of the dense one's file", f"1/{ratio:.1f} ({dense})")
+    if "dense_us" in found:
+        table.add_row("one input, dense", f"{found['dense_us']:.0f} us")
+        ratio = found["dense_us"] / found["sparse_us"]
+        table.add_row("one input, sparse", f"{found['sparse_us']:.0f} us, 1/{ratio:.1f}")
+    return table

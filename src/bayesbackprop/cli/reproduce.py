@@ -270,7 +270,7 @@ def search(
     runs: Runs = _RUNS,
     threads: Threads = None,
 ) -> None:
-    """Choose hyperparameters on the validation set. Can be stopped and started again, on many machines at once.
+    """Choose hyperparameters on the validation set; resumable, on many machines at once.
 
     Example: `bbb search --method sgd --units 400 --epochs 10 --trials 12`
     """
