@@ -14,7 +14,7 @@ from bayesbackprop.data import DATA_SETS, fetch, find, root
 from bayesbackprop.data.fetching import entry
 
 app = typer.Typer(
-    help="The data sets of the experiments: what there is, fetch it, where it is.",
+    help="The data sets: what there is, fetch it, where it is.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -98,7 +98,7 @@ def where(
 ) -> None:
     """Print the folder of a data set, or of all of them, and nothing else.
 
-    Example: `ls $(bbb data where mnist)`
+    Example: `bbb data where mnist`
     """
     place = root(folder) if name is None else find(name, folder=folder)
     if place is None:

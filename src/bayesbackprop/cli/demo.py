@@ -24,7 +24,9 @@ def demo(
     results: Results = _RESULTS,
     threads: Threads = None,
 ) -> None:
-    """See it all work: a few minutes, and one page to look at. Stopped, it goes on where it was.
+    """See it all work: a few minutes, and one page to look at.
+
+    Stopped at any moment, it goes on where it was.
 
     Example: `bbb demo`
     """
@@ -72,7 +74,9 @@ def report(
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write one self-contained HTML page on trained networks, and on the tables and figures in `results`.
+    """Write one self-contained HTML page on trained networks.
+
+    The tables and figures in `results` are on it too.
 
     Example: `bbb report runs/first --out report.html`
     """

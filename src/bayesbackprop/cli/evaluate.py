@@ -46,7 +46,9 @@ def command(
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Where the data are.", show_default=False)] = None,
 ) -> None:
-    """Error, NLL, Brier score and calibration error of networks, by their means and by draws.
+    """Error, NLL, Brier score and calibration of networks.
+
+    Each by its means and by draws.
 
     Example: `bbb evaluate model.safetensors model-95.safetensors --draws 100 --diagram reliability.svg`
     """

@@ -37,9 +37,10 @@ def command(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Remove the weights with the lowest \\|mu\\| / sigma; write a Bayesian network and a small plain one.
+    """Remove the weights that say least; write smaller networks.
 
-    Without --out and --sparse both are written, beside the checkpoint.
+    Those with the lowest \\|mu\\| / sigma go. What is left is a Bayesian network and a plain sparse one. Without
+    --out and --sparse both are written, beside the checkpoint.
 
     Example: `bbb prune model.safetensors --fraction .98 --time 500`
     """

@@ -212,11 +212,16 @@ def reproduce_fig6(
 def reproduce_page(
     results: Results = _RESULTS,
     docs: Annotated[Path, typer.Option(file_okay=False, help="Where the page goes.")] = Path("docs"),
+    readme: Annotated[
+        Path | None, typer.Option(dir_okay=False, exists=True, help="Also write a summary between the marks in it.")
+    ] = None,
 ) -> None:
     """Write the page of results from the files that the other commands wrote.
 
     Example: `bbb reproduce page`
     """
+    if readme is not None:
+        page.write_summary(results, readme)
     rich.console.Console().print(str(page.write(results, docs)))
 
 
@@ -234,7 +239,7 @@ def train(
     threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a network on MNIST; with torchrun on several processes.
+    """Train a network on MNIST; under torchrun on several processes.
 
     Example: `bbb train --units 400 --epochs 10 --folder runs/first`
     """
@@ -270,7 +275,9 @@ def search(
     runs: Runs = _RUNS,
     threads: Threads = None,
 ) -> None:
-    """Choose hyperparameters on the validation set; resumable, on many machines at once.
+    """Choose hyperparameters on the validation set.
+
+    Can be stopped and started again, on many machines at once.
 
     Example: `bbb search --method sgd --units 400 --epochs 10 --trials 12`
     """

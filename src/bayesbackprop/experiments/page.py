@@ -4,13 +4,24 @@ import csv
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
-from bayesbackprop.experiments import table1, table2
+import numpy as np
+
+from bayesbackprop._errors import Described, invalid
+from bayesbackprop.experiments import bandit, figures, table1, table2
 from bayesbackprop.files import write_atomically
 
 _MISSING = "not run"
+
+# In the benchmarks: no other libraries.
+_PLAIN = ("sgd", "dropout", "passes", "bayesbackprop kept")
+
+# Around the summary in the README.
+_BEGIN, _END = "<!-- results: written by bbb reproduce page -->", "<!-- end of results -->"
 
 _NAMES = {
     "sgd": "SGD",
@@ -45,6 +56,95 @@ def write(results: Path, docs: Path) -> Path:
     path = docs / "results.md"
     write_atomically(path, "\n".join(parts).encode())
     return path
+
+
+def write_summary(results: Path, readme: Path) -> None:
+    """Write the summary of the results between the marks in ``readme``."""
+    text = readme.read_text()
+    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
+        raise invalid(
+            "readme", "bbb reproduce page", f"a file with the marks {_BEGIN} and {_END}", Described(str(readme))
+        )
+    before, after = text.split(_BEGIN)[0], text.split(_END)[1]
+    write_atomically(readme, f"{before}{_BEGIN}\n{summary(results)}{_END}{after}".encode())
+
+
+def summary(results: Path) -> str:
+    """The results in a few rows, each with the command that measured it."""
+    rows = [*_speed(results), *_mnist(results), *_pruning(results), *_bandit(results)]
+    lines = ["| what | ours | others | measured by |", "|---|---|---|---|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def _speed(results: Path) -> Iterator[list[str]]:
+    """The largest network and the first task of each benchmark that knows other libraries."""
+    for name, says, key, shown in (
+        ("step", "a training step of {network}, in plain SGD steps", "ratio_sgd", 1200),
+        ("predict-peers", "100 draws for one digit, in 100 plain passes ({network})", "ratio_passes", 1200),
+    ):
+        path = results / "bench" / f"{name}.json"
+        rows = [row for row in json.loads(path.read_text()) if row["units"] == shown] if path.exists() else []
+        ratios = {row["name"]: row[key] for row in rows if row["name"] not in _PLAIN}
+        if "bayesbackprop" in ratios:
+            ours = ratios.pop("bayesbackprop")
+            others = ", ".join(f"{other} {ratio:.1f}" for other, ratio in ratios.items())
+            what = says.format(network=rows[0]["network"])
+            yield [what, f"{ours:.2f}", others, f"`{rows[0]['command']}`"]
+
+
+def _mnist(results: Path) -> Iterator[list[str]]:
+    cells = table1.summary(table1.read(results / "table1.csv"))
+    for method, temperature, epochs in sorted({(key[0], key[1], key[3]) for key in cells}, reverse=True):
+        found = {units: cells.get((method, temperature, units, epochs)) for units in (400, 800, 1200)}
+        if method == "bbb-mixture":
+            cost = "the paper's cost" if temperature == 1 else f"complexity at temperature {temperature:g}"
+            seeds = "/".join(str(cell[2]) if cell else "0" for cell in found.values())
+            yield [
+                f"MNIST test error, 2x400/800/1200, {cost}, {epochs} epochs ({seeds} seeds)",
+                " / ".join(f"{cell[0]:.2f}" if cell else _MISSING for cell in found.values()) + " %",
+                "paper " + " / ".join(f"{error:.2f}" for error in table1.PUBLISHED[method].values()) + " %, 600 epochs",
+                "`bbb reproduce table1`",
+            ]
+
+
+def _pruning(results: Path) -> Iterator[list[str]]:
+    path = results / "table2.csv"
+    if not path.exists():
+        return
+    with path.open(newline="") as file:
+        found = list(csv.DictReader(file))
+
+    def average(column: str, fraction: float) -> float:
+        return mean(float(row[column]) for row in found if float(row["fraction"]) == fraction)
+
+    errors = " / ".join(f"{average('test_error', fraction):.2f}" for fraction in (0.0, 0.95, 0.98))
+    smaller, faster = (average(column, 0.0) / average(column, 0.98) for column in ("file_bytes", "latency_us"))
+    theirs = " / ".join(f"{table2.PUBLISHED[fraction]:.2f}" for fraction in (0.0, 0.95, 0.98))
+    seeds = len({row["seed"] for row in found})
+    what = f"test error without 0 / 95 / 98 % of the weights of 2x{found[0]['units']} ({_count(seeds)})"
+    ours = f"{errors} %; at 98 % the file is 1/{smaller:.0f} and a digit takes 1/{faster:.1f}"
+    yield [what, ours, f"paper {theirs} %", "`bbb reproduce table2`"]
+
+
+def _bandit(results: Path) -> Iterator[list[str]]:
+    path = results / "fig6.csv"
+    if not path.exists():
+        return
+    points = bandit.read(path)
+    curves, theirs = bandit.means(points), figures.published("bandit_regret")
+    last = max(point.step for point in points)
+    seeds = len({point.seed for point in points})
+    ours = ", ".join(f"{label} {curves[agent][last]:.0f}" for agent, (_, label, _) in reversed(bandit.STYLE.items()))
+    paper = ", ".join(
+        f"{np.interp(last, theirs['step'], theirs[column]):.0f}" for _, _, column in reversed(bandit.STYLE.values())
+    )
+    about = json.loads((results / "fig6.json").read_text())
+    yield [
+        f"mushroom bandit, regret after {last:,} steps ({_count(seeds)})",
+        ours,
+        f"paper {paper}",
+        f"`{about['command']}`",
+    ]
 
 
 class Table(NamedTuple):
@@ -87,6 +187,10 @@ def _table1(results: Path) -> list[Table]:
     )
     columns = ["method", "epochs", "2x400", "paper", "2x800", "paper", "2x1200", "paper"]
     return [Table("Table 1: MNIST", text, columns, rows, _commands(results / "table1.json"))]
+
+
+def _count(seeds: int) -> str:
+    return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _cell(error: float, spread: float, seeds: int) -> str:
