@@ -533,6 +533,8 @@ def test_numbers_come_as_lists_arrays_and_tensors(kind: str) -> None:
         (lambda: EpsilonGreedy(2, 2, hidden=[3, 0]), "hidden"),
         (lambda: EpsilonGreedy(2, 2, updates=0), "updates"),
         (lambda: EpsilonGreedy(2, 2, batch_size=0), "batch_size"),
+        (lambda: EpsilonGreedy(2, 2, halving=0), "halving"),
+        (lambda: ThompsonSampling(2, 2, halving=2.5), "halving"),  # type: ignore[arg-type]
         (lambda: EpsilonGreedy(2, 2, memory=0), "memory"),
         (lambda: EpsilonGreedy(2, 2, scale=0), "scale"),
         (lambda: EpsilonGreedy(2, 2, learning_rate=-1), "learning_rate"),
@@ -718,6 +720,30 @@ def test_mean_and_spread_learn_at_their_rates(kind: str) -> None:
 
 
 # --- agents: how they choose -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ThompsonSampling, EpsilonGreedy])
+@pytest.mark.parametrize("halving", [None, 1, 40])
+def test_the_rate_falls_with_what_was_observed(kind: Any, halving: int | None, tmp_path: Path) -> None:
+    options = {"rho_rate": 0.5} if kind is ThompsonSampling else {}
+    rates: list[list[float]] = []
+
+    def watch(agent: Any) -> None:
+        step = agent._optimiser.step
+        agent._optimiser.step = lambda: rates.append([group["lr"] for group in agent._optimiser.param_groups]) or step()
+
+    agent = kind(3, 2, updates=2, hidden=(4,), learning_rate=0.01, halving=halving, **options)
+    watch(agent)
+    for observed in range(4):
+        if observed == 2:  # a loaded agent is as far as it was
+            agent.save(tmp_path / "agent.safetensors")
+            agent = load(tmp_path / "agent.safetensors")
+            watch(agent)
+        agent.observe([1.0, 0.0, 0.0], 1, 1.0)
+        rate = 0.01 if halving is None else 0.01 / (1 + observed / halving)
+        expected = [rate, 0.5 * rate] if options else [rate]
+        assert rates == [pytest.approx(expected)] * 2
+        rates.clear()
 
 
 def counts(actions: list[int]) -> list[int]:

@@ -250,12 +250,15 @@ class _Neural(Agent):
         batch_size: int,
         memory: int,
         learning_rate: float,
+        halving: int | None,
         replicas: int,
         seed: int,
     ) -> None:
         super().__init__(features, actions, replicas=replicas, seed=seed)
         owner = type(self).__name__
         check_count(owner, updates=updates, batch_size=batch_size, memory=memory)
+        if halving is not None:
+            check_count(owner, halving=halving)
         check_positive(owner, scale=scale, learning_rate=learning_rate)
         if encoding not in ("input", "output"):
             raise invalid("encoding", owner, "'input' or 'output'", encoding)
@@ -263,6 +266,7 @@ class _Neural(Agent):
             check_count(owner, hidden=width)
         self.hidden, self.encoding, self.scale = list(hidden), encoding, scale
         self.updates, self.batch_size, self.memory, self.learning_rate = updates, batch_size, memory, learning_rate
+        self.halving = halving
         self.net = RewardNetwork(features, actions, hidden, encoding, replicas, seed)
         # The last observations, the newest in place of the oldest.
         self._contexts = torch.zeros(memory, replicas, features)
@@ -275,6 +279,10 @@ class _Neural(Agent):
     def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
         """What an update minimises, with ``backward()``, on a minibatch of all that is remembered."""
 
+    @abstractmethod
+    def _rates(self) -> list[float]:
+        """The learning rates of the optimiser's groups at the start."""
+
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         place = self.observed % self.memory
         self._contexts[place], self._actions[place] = contexts, actions
@@ -283,6 +291,8 @@ class _Neural(Agent):
         size = (self.updates, min(self.batch_size, remembered), self.replicas)
         chosen = torch.randint(remembered, size, generator=self._random(2 * self.observed + 1))
         replica = torch.arange(self.replicas)
+        for group, rate in zip(self._optimiser.param_groups, self._rates(), strict=True):
+            group["lr"] = rate if self.halving is None else rate / (1 + self.observed / self.halving)
         for rows in chosen:
             self._optimiser.zero_grad()
             self._cost(
@@ -326,7 +336,9 @@ class ThompsonSampling(_Neural):
         updates: Minibatches to learn from after each observation.
         batch_size: Observations of a minibatch.
         memory: How many observations are kept; the complexity cost is shared among those there are.
-        learning_rate: Of Adam.
+        learning_rate: Of Adam, at the start.
+        halving: After so many observations the learning rate is a half, after twice as many a third, and so on: so that
+            what was learnt from observations that have left the memory is not lost to newer ones. None: it stays.
         rho_rate: The learning rate of rho, as a multiple of that of mu.
         replicas: How many independent agents.
         seed: Of everything random.
@@ -354,12 +366,24 @@ class ThompsonSampling(_Neural):
         batch_size: int = 64,
         memory: int = 4096,
         learning_rate: float = 1e-3,
+        halving: int | None = None,
         rho_rate: float = 1.0,
         replicas: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__(
-            features, actions, hidden, encoding, scale, updates, batch_size, memory, learning_rate, replicas, seed
+            features,
+            actions,
+            hidden,
+            encoding,
+            scale,
+            updates,
+            batch_size,
+            memory,
+            learning_rate,
+            halving,
+            replicas,
+            seed,
         )
         check_count("ThompsonSampling", draws=draws)
         check_positive("ThompsonSampling", noise=noise, rho_rate=rho_rate)
@@ -367,11 +391,11 @@ class ThompsonSampling(_Neural):
         self.temperature, self.rho_rate = temperature, rho_rate
         self.model = Bayesian(self.net, Gaussian(noise), self.prior, sigma=sigma, seed=seed)
         self._objective = FreeEnergy(self.model, n=memory, temperature=temperature)
-        groups = [
-            {"params": list(self.net.parameters()), "lr": learning_rate},
-            {"params": list(self.model.rho.parameters()), "lr": learning_rate * rho_rate},
-        ]
+        groups = [{"params": list(part.parameters())} for part in (self.net, self.model.rho)]
         self._optimiser = torch.optim.Adam(groups, fused=True)
+
+    def _rates(self) -> list[float]:
+        return [self.learning_rate, self.learning_rate * self.rho_rate]
 
     def _choose(self, contexts: Tensor) -> list[int]:
         with torch.no_grad():
@@ -400,7 +424,9 @@ class EpsilonGreedy(_Neural):
         updates: Minibatches to learn from after each observation.
         batch_size: Observations of a minibatch.
         memory: How many observations are kept.
-        learning_rate: Of Adam.
+        learning_rate: Of Adam, at the start.
+        halving: After so many observations the learning rate is a half, after twice as many a third, and so on: so that
+            what was learnt from observations that have left the memory is not lost to newer ones. None: it stays.
         replicas: How many independent agents.
         seed: Of everything random.
     """
@@ -418,18 +444,33 @@ class EpsilonGreedy(_Neural):
         batch_size: int = 64,
         memory: int = 4096,
         learning_rate: float = 1e-3,
+        halving: int | None = None,
         replicas: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__(
-            features, actions, hidden, encoding, scale, updates, batch_size, memory, learning_rate, replicas, seed
+            features,
+            actions,
+            hidden,
+            encoding,
+            scale,
+            updates,
+            batch_size,
+            memory,
+            learning_rate,
+            halving,
+            replicas,
+            seed,
         )
         self.epsilon = [epsilon] * replicas if isinstance(epsilon, (int, float)) else list(epsilon)
         for each in self.epsilon:
             check_probability("EpsilonGreedy", epsilon=each)
         if len(self.epsilon) != replicas:
             raise invalid("epsilon", "EpsilonGreedy", f"one number, or {replicas}", epsilon)
-        self._optimiser = torch.optim.Adam(self.net.parameters(), lr=learning_rate, fused=True)
+        self._optimiser = torch.optim.Adam(self.net.parameters(), fused=True)
+
+    def _rates(self) -> list[float]:
+        return [self.learning_rate]
 
     def _choose(self, contexts: Tensor) -> list[int]:
         random = self._random(2 * self.acted)

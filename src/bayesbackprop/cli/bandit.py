@@ -31,7 +31,7 @@ def run(
     environment: Annotated[str, typer.Argument(help=f"One of {', '.join(ENVIRONMENTS)}.")],
     agents: Annotated[list[str], typer.Option("--agent", help=f"Of {', '.join(AGENTS)}; may be repeated.")] = ["bbb"],  # noqa: B006
     steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 2000,
-    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each interaction.")] = 8,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each interaction.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs of each agent.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the first run.")] = 0,
     runs: Annotated[

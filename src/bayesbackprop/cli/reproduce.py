@@ -190,7 +190,7 @@ def reproduce_fig5(
 def reproduce_fig6(
     seeds: Seeds = 5,
     steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 50_000,
-    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each interaction; 64 in the paper.")] = 64,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each interaction; 64 in the paper.")] = 4,
     quick: Quick = False,
     runs: Runs = _RUNS,
     results: Results = _RESULTS,
@@ -198,7 +198,7 @@ def reproduce_fig6(
 ) -> None:
     """The regret of Thompson sampling and of epsilon-greedy agents on mushrooms. Hours; can be stopped at any time.
 
-    Example: `bbb reproduce fig6 --steps 5000 --updates 8`
+    Example: `bbb reproduce fig6 --steps 5000`
     """
     if quick:
         seeds, steps, updates, results = 2, 500, 4, runs / "quick"
