@@ -115,7 +115,7 @@ def bandit(
     json: Json = None,
     environments: Annotated[list[str], typer.Option("--environment", help="May be repeated.")] = _ENVIRONMENTS,
     steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 2000,
-    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each, for the neural agent.")] = 8,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each, for the neural agent.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each agent.")] = 3,
 ) -> None:
     """Agents in contextual bandits: what they lose, and how long they take, on one core.
