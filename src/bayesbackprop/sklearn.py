@@ -1,0 +1,600 @@
+"""scikit-learn estimators: a fully connected Bayesian network for pipelines, grid searches and cross-validation.
+
+A prediction averages the same ``draws`` networks for every row. So what is said of a row depends neither on the rows
+beside it nor on how often it is asked for.
+"""
+# ruff: noqa: N803 (X is scikit-learn's name)
+
+import copy
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributions, nn
+
+from bayesbackprop import likelihoods, priors
+from bayesbackprop._errors import (
+    Described,
+    check_count,
+    check_finite,
+    check_not_negative,
+    check_positive,
+    invalid,
+    tensor_shape,
+)
+from bayesbackprop._version import __version__
+from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.files import read_tensors, write_atomically
+from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
+from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.predict import ClassPredictive, Predictive, ValuePredictive
+from bayesbackprop.priors import Normal, Prior
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+    from sklearn.preprocessing import LabelEncoder
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    needs = 'bayesbackprop.sklearn needs scikit-learn 1.6 or newer: pip install "bayesbackprop[sklearn]"'
+    raise ImportError(needs) from error
+
+if TYPE_CHECKING:
+    from typing import Self  # since Python 3.11
+
+__all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor"]
+
+_TYPES = (torch.float32, torch.float64)
+_FUNCTIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid}
+
+# The share of the steps of ``fit`` over which the complexity rises to its full weight. At full weight from the start it
+# switches units off before they have learnt anything, and off they stay.
+_WARMUP = 0.8
+
+# Rows to predict at a time: of their outputs there are ``draws`` times as many.
+_ROWS = 2**12
+
+# The layout of the file. Raised when an older library could not read it.
+_FORMAT = 1
+_KEY = "bayesbackprop.sklearn"
+
+# What a fitted estimator holds besides its model, and what a subclass adds.
+_LEARNT = ("n_features_in_", "n_iter_", "n_samples_seen_", "loss_curve_", "_steps", "_made")
+
+
+class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
+    """What both estimators share: the network, its training and its file."""
+
+    _learnt: ClassVar[tuple[str, ...]]
+    _reading: ClassVar[Mapping[str, bool]]  # how scikit-learn is to read the targets
+
+    model_: Bayesian
+    n_features_in_: int
+    n_iter_: int
+    n_samples_seen_: int
+    loss_curve_: list[float]
+    _steps: int
+    _made: dict[str, Any]
+    _optimiser: torch.optim.Adam | None
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        activation: Literal["relu", "tanh", "logistic"] = "relu",
+        *,
+        prior: Prior | None = None,
+        sigma: float = 0.01,
+        temperature: float = 1.0,
+        batch_size: int | Literal["auto"] = "auto",
+        learning_rate_init: float = 0.01,
+        max_iter: int = 500,
+        draws: int = 100,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.prior = prior
+        self.sigma = sigma
+        self.temperature = temperature
+        self.batch_size = batch_size
+        self.learning_rate_init = learning_rate_init
+        self.max_iter = max_iter
+        self.draws = draws
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --- learning ----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> "Self":
+        """Learn from the rows of ``X`` and their targets ``y``; what was learnt before is forgotten."""
+        with self._all_or_nothing():
+            x, y = self._read(X, y, first=True)
+            self._learn_targets(y)
+            self._start(x)
+            self._train(x, self._encode(y), epochs=_count(self.max_iter), n=len(x))
+            self._optimiser = None  # its moments are of a learning rate that has fallen to 0
+        return self
+
+    def _go_on(self, X: Any, y: Any, n_samples: int | None, like: Any = None) -> "Self":
+        """One pass over more examples; ``like`` shows what targets are like where those of the first call do not."""
+        with self._all_or_nothing():
+            first = not hasattr(self, "model_")
+            x, y = self._read(X, y, first)
+            if first:
+                self._learn_targets(y if like is None else np.asarray(like))
+                self._start(x)
+            else:
+                self.model_, self._optimiser = copy.deepcopy((self.model_, self._optimiser))
+            n = self.n_samples_seen_ + len(x) if n_samples is None else _count(n_samples)
+            check_count(f"{self._name}.partial_fit", least=len(x), n_samples=n)
+            self._train(x, self._encode(y), epochs=None, n=n)
+        return self
+
+    def _start(self, x: Tensor) -> None:
+        """A network that has seen nothing."""
+        prior = Normal(1.0) if self.prior is None else self.prior
+        likelihood = likelihoods.describe(self._likelihood())
+        self._made = {"activation": self.activation, "likelihood": likelihood, "priors": {"*": prior}}
+        sizes = [x.shape[1], *_sizes(self.hidden_layer_sizes), self._outputs]
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self.model_ = _network(sizes, **self._made, dtype=x.dtype, seed=seed, sigma=self.sigma)
+        self._optimiser = None
+        self.n_iter_ = self.n_samples_seen_ = self._steps = 0
+        self.loss_curve_ = []
+
+    def _train(self, x: Tensor, y: Tensor, epochs: int | None, n: int) -> None:
+        """So many passes over the whole data set, or (None) one over a part of a stream."""
+        size = max(32, len(x) // 50) if self.batch_size == "auto" else _count(self.batch_size)
+        warmup = 0 if epochs is None else int(_WARMUP * epochs * math.ceil(len(x) / size))
+        free_energy = FreeEnergy(self.model_, n, temperature=self.temperature, warmup=warmup)
+        free_energy.step.fill_(self._steps)
+        optimiser = self._optimiser or torch.optim.Adam(self.model_.parameters(), fused=True)
+        costs: list[float] = []
+        for epoch in range(epochs or 1):
+            # Falling to 0, the learning rate averages the noise of the draws away. A stream has no end to fall to.
+            rate = self.learning_rate_init * (1 - epoch / epochs if epochs else 1)
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            # A pure function of seed and step, as all noise here, so that a copy goes on as the original would.
+            order = torch.Generator().manual_seed(self.model_.seed + int(free_energy.step) + 1)
+            total = 0.0
+            for rows in torch.randperm(len(x), generator=order).split(size):
+                optimiser.zero_grad()
+                cost = free_energy(x[rows], y[rows])
+                cost.backward()
+                optimiser.step()
+                total += len(rows) * cost.total.item()
+            costs.append(total / len(x))
+            self.n_iter_ += 1
+            if self.verbose:
+                print(f"Iteration {self.n_iter_}, cost = {costs[-1]:.6g} nats per example")
+        self._optimiser = optimiser
+        self._steps = int(free_energy.step)
+        self.n_samples_seen_ += len(x)
+        self.loss_curve_ += costs  # in place, so last: nothing can go wrong any more
+
+    def _read(self, X: Any, y: Any, first: bool) -> tuple[Tensor, NDArray[Any]]:
+        self._check_parameters()
+        dtype = [np.float64, np.float32] if first else self._dtype
+        x, y = validate_data(self, X, y, reset=first, dtype=dtype, order="C", **self._reading)
+        return torch.tensor(x), y
+
+    def _check_parameters(self) -> None:
+        for size in _sizes(self.hidden_layer_sizes):
+            check_count(self._name, hidden_layer_sizes=size)
+        check_count(self._name, max_iter=_count(self.max_iter), draws=_count(self.draws))
+        if not isinstance(self.batch_size, str) or self.batch_size != "auto":
+            check_count(self._name, batch_size=_count(self.batch_size))
+        check_positive(self._name, sigma=self.sigma, learning_rate_init=self.learning_rate_init)
+        check_not_negative(self._name, temperature=self.temperature)
+        if not isinstance(self.activation, str) or self.activation not in _FUNCTIONS:
+            raise invalid("activation", self._name, f"one of {list(_FUNCTIONS)}", self.activation)
+        if not isinstance(self.prior, Prior | None):
+            raise invalid("prior", self._name, "None or a Prior, such as Normal(1.0)", self.prior)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Whatever goes wrong leaves the estimator as it was."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return next(self.model_.parameters()).detach().numpy().dtype
+
+    @abstractmethod
+    def _learn_targets(self, y: NDArray[Any]) -> None:
+        """Find out what must be known of the targets before the first step."""
+
+    @abstractmethod
+    def _encode(self, y: NDArray[Any]) -> Tensor:
+        """Targets as the likelihood takes them."""
+
+    @abstractmethod
+    def _likelihood(self) -> Likelihood:
+        """P(y|x,w)."""
+
+    @property
+    @abstractmethod
+    def _outputs(self) -> int:
+        """How many the network has."""
+
+    # --- predicting --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def predictive(self, X: Any) -> Predictive:
+        """The predictive distribution itself: ``aleatoric``, ``epistemic``, ``entropy``, ``log_prob`` and more."""
+
+    def _rows(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        check_count(self._name, draws=_count(self.draws))
+        return torch.tensor(validate_data(self, X, reset=False, dtype=self._dtype, order="C"))
+
+    def _predict(self, x: Tensor) -> Predictive:
+        # Not the quickest way, which has draws of its own for each place in a batch.
+        return self.model_.predict(x, draws=_count(self.draws), estimator="shared")
+
+    # --- files and pickles -------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator with its parameters to one safetensors file, whole or not at all."""
+        check_is_fitted(self)
+        state = self.__getstate__()
+        del state["model_"]
+        data = {"format": _FORMAT, "version": __version__, "estimator": self._name, "state": state}
+        try:
+            text = json.dumps(data, default=_plain, sort_keys=True)
+        except TypeError as error:
+            constraint = "of numbers, text and the library's priors, which is all a file can hold; use pickle otherwise"
+            raise invalid("estimator", f"{self._name}.save", constraint, Described(error)) from error
+        write_atomically(Path(path), safetensors.torch.save(self._tensors(), metadata={_KEY: text}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Self":
+        """The estimator in a file that :meth:`save` wrote. No code runs from the file."""
+        owner = f"{cls.__name__}.load"
+        metadata, tensors = read_tensors(path, owner)
+        if _KEY not in metadata:
+            got = Described(f"{path}, a safetensors file of another kind")
+            raise invalid("path", owner, f"a file that {cls.__name__}.save wrote", got)
+        try:
+            data = json.loads(metadata[_KEY], object_hook=_rich)
+            if data["format"] != _FORMAT or data["estimator"] != cls.__name__:
+                raise ValueError(f"{data['estimator']}, format {data['format']}, of bayesbackprop {data['version']}")
+            estimator, state = cls(), data["state"]
+            if isinstance(state["hidden_layer_sizes"], list):
+                state["hidden_layer_sizes"] = tuple(state["hidden_layer_sizes"])
+            for name in (*estimator.get_params(deep=False), *_LEARNT, *cls._learnt):
+                setattr(estimator, name, state[name])
+            if "feature_names_in_" in state:
+                estimator.feature_names_in_ = state["feature_names_in_"]
+            estimator._restore(tensors)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason, *_ = str(error).splitlines() or [""]  # torch says more in further lines
+            got = Described(f"{path} ({type(error).__name__}: {reason})")
+            raise invalid("path", owner, f"a file of a {cls.__name__} that this version can read", got) from error
+        return estimator
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if "model_" in state:
+            state["model_"] = safetensors.torch.save(self._tensors())
+            del state["_optimiser"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "model_" in state:
+            self._restore(safetensors.torch.load(state["model_"]))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The model and, in the midst of a stream, the moments of Adam."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model_.state_dict().items()}
+        if self._optimiser is not None:
+            for name, parameter in self.model_.named_parameters():
+                tensors |= {f"adam.{key}.{name}": value for key, value in self._optimiser.state[parameter].items()}
+        return tensors
+
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take what :meth:`_tensors` gave."""
+        first = tensors["model.net.0.weight"]
+        sizes = [first.shape[1]]
+        while (weight := tensors.get(f"model.net.{2 * len(sizes) - 2}.weight")) is not None:
+            sizes.append(len(weight))
+        if (sizes[0], sizes[-1]) != (self.n_features_in_, self._outputs) or first.dtype not in _TYPES:
+            raise ValueError(f"layers of {sizes} units for {self.n_features_in_} features and {self._outputs} outputs")
+        self.model_ = _network(sizes, **self._made, dtype=first.dtype, seed=int(tensors["model._seed"]))
+        self._optimiser = None
+        if any(name.startswith("adam.") for name in tensors):
+            self._optimiser = torch.optim.Adam(self.model_.parameters(), fused=True)
+            for parameter in self.model_.parameters():
+                moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                self._optimiser.state[parameter] = {"step": torch.zeros(()), **moments}
+        expected = self._tensors()
+        if tensors.keys() != expected.keys():
+            raise ValueError(f"{sorted(tensors.keys() ^ expected.keys())} missing or besides")
+        for name, tensor in tensors.items():
+            check_finite(name, self._name, tensor)
+            if (tensor.shape, tensor.dtype) != (expected[name].shape, expected[name].dtype):
+                raise ValueError(f"'{name}' is {tensor_shape(tensor)}")
+            expected[name].copy_(tensor)
+
+
+class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc]
+    """A fully connected Bayesian network that names classes.
+
+    Scale the inputs to a standard deviation of about 1, which is what prior and learning rate are made for:
+    ``make_pipeline(StandardScaler(), BayesianMLPClassifier())``. Inputs of type float32 are learnt in float32, all
+    others in float64.
+
+    Args:
+        hidden_layer_sizes: Units of each hidden layer; ``()`` for a linear model.
+        activation: ``"relu"``, ``"tanh"`` or ``"logistic"``.
+        prior: P(w); None for ``Normal(1.0)``.
+        sigma: The standard deviation with which each weight starts.
+        temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold".
+        batch_size: Examples of a minibatch; ``"auto"`` for a fiftieth of them all, but at least 32.
+        learning_rate_init: Of Adam, at the start; in ``fit`` it falls linearly to 0.
+        max_iter: Passes over the data in ``fit``. Over four fifths of them the complexity rises to its full weight.
+        draws: Networks to average in a prediction. It can be changed after ``fit``.
+        random_state: None, an int or a ``numpy.random.RandomState``. An int makes every ``fit`` the same.
+        verbose: Print the cost of each pass.
+
+    Attributes:
+        classes_: The classes, sorted.
+        model_: The :class:`~bayesbackprop.Bayesian` network.
+        loss_curve_: The cost of each pass in nats per example; with the complexity at full weight, the free energy.
+        n_iter_: Passes so far.
+        n_samples_seen_: Examples so far, each counted once in ``fit`` and each time in ``partial_fit``.
+
+    Examples:
+        >>> X, y = [[-1.0], [-0.8], [0.9], [1.0]] * 5, ["no", "no", "yes", "yes"] * 5
+        >>> BayesianMLPClassifier(random_state=0).fit(X, y).predict([[-2.0], [2.0]])
+        array(['no', 'yes'], dtype='<U3')
+    """
+
+    _learnt = ("classes_",)
+    _reading: ClassVar[Mapping[str, bool]] = {}
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, n_samples: int | None = None) -> "Self":
+        """Go on learning: one pass over some more examples of a stream, at a constant learning rate.
+
+        Args:
+            X: The rows.
+            y: Their classes.
+            classes: All classes there can be; needed at the first call.
+            n_samples: The size of the whole data set, which sets the scale of the complexity. None, for all examples
+                so far, is right where each comes once: the posterior is then that of what has been seen. Who goes over
+                the same data again must say how many there are, or each pass counts as new evidence.
+        """
+        known, owner = getattr(self, "classes_", None), f"{self._name}.partial_fit"
+        if known is None and classes is None:
+            raise invalid("classes", owner, "given at the first call, where some may have no example yet", None)
+        if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
+            raise invalid("classes", owner, f"left out or those of the first call, {known.tolist()}", classes)
+        return self._go_on(X, y, n_samples, classes)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable class of each row."""
+        likely = self.predict_proba(X).argmax(1)
+        return cast(NDArray[Any], self.classes_[likely])
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """The probabilities of ``classes_``, averaged over the draws."""
+        return torch.cat([self._predict(x).mean for x in self._rows(X).split(_ROWS)]).numpy()
+
+    def predictive(self, X: Any) -> ClassPredictive:
+        return cast(ClassPredictive, self._predict(self._rows(X)))
+
+    def _learn_targets(self, y: NDArray[Any]) -> None:
+        check_classification_targets(y)
+        self.classes_: NDArray[Any] = LabelEncoder().fit(y).classes_
+
+    def _encode(self, y: NDArray[Any]) -> Tensor:
+        if not (known := np.isin(y, self.classes_)).all():  # the encoder would make 0 of 0.5
+            raise invalid("y", self._name, f"of the classes {self.classes_.tolist()}", y[~known].tolist())
+        encoder = LabelEncoder()
+        encoder.classes_ = self.classes_
+        return torch.tensor(encoder.transform(y))
+
+    def _likelihood(self) -> Likelihood:
+        return Categorical()
+
+    @property
+    def _outputs(self) -> int:
+        return len(self.classes_)
+
+
+class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # type: ignore[misc]
+    """A fully connected Bayesian network that predicts one number or several.
+
+    Targets are standardised within, so that their scale does not matter; of a stream, by the first call. Inputs are
+    not: scale them as for :class:`BayesianMLPClassifier`, which explains the other parameters.
+
+    Args:
+        noise: The standard deviation of the noise of the targets, in their units; ``"learnt"`` for one that is learnt,
+            relative to the scale of each target; ``"per-input"`` for one that the network predicts for each row.
+        **parameters: Those of :class:`BayesianMLPClassifier`.
+
+    Attributes:
+        model_: The :class:`~bayesbackprop.Bayesian` network, of standardised targets.
+
+    Examples:
+        >>> X, y = [[-1.0], [-0.5], [0.5], [1.0]] * 5, [-100.0, -50.0, 50.0, 100.0] * 5
+        >>> model = BayesianMLPRegressor(random_state=0).fit(X, y)
+        >>> mean, std = model.predict([[0.0], [9.0]], return_std=True)
+        >>> bool(std[1] > std[0])
+        True
+    """
+
+    _learnt = ("_mean", "_scale", "_one_dimension")
+    _reading: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        activation: Literal["relu", "tanh", "logistic"] = "relu",
+        *,
+        noise: float | Literal["learnt", "per-input"] = "learnt",
+        prior: Prior | None = None,
+        sigma: float = 0.01,
+        temperature: float = 1.0,
+        batch_size: int | Literal["auto"] = "auto",
+        learning_rate_init: float = 0.01,
+        max_iter: int = 500,
+        draws: int = 100,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            hidden_layer_sizes,
+            activation,
+            prior=prior,
+            sigma=sigma,
+            temperature=temperature,
+            batch_size=batch_size,
+            learning_rate_init=learning_rate_init,
+            max_iter=max_iter,
+            draws=draws,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.noise = noise
+
+    def partial_fit(self, X: Any, y: Any, n_samples: int | None = None) -> "Self":
+        """Go on learning, as :meth:`BayesianMLPClassifier.partial_fit`.
+
+        The targets of the first call set the scale of all: give it some tens of examples.
+        """
+        return self._go_on(X, y, n_samples)
+
+    def predict(self, X: Any, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
+        """The mean of each row's predictive distribution, in the shape of the targets.
+
+        Args:
+            X: The rows.
+            return_std: Return (mean, standard deviation) instead: of the targets, so of noise and weights together.
+            quantiles: Return the quantiles of the targets at these levels instead, stacked along a new first axis.
+        """
+        if return_std and quantiles is not None:
+            raise invalid("quantiles", f"{self._name}.predict", "None where return_std is set", quantiles)
+        blocks = (self._predict(x) for x in self._rows(X).split(_ROWS))
+        if quantiles is not None:
+            levels = np.atleast_1d(quantiles).tolist()
+            return self._in_units(torch.cat([block.quantiles(levels) for block in blocks], dim=1))
+        if not return_std:
+            return self._in_units(torch.cat([block.mean for block in blocks]))
+        means, deviations = zip(*((block.mean, block.stddev) for block in blocks), strict=True)
+        return self._in_units(torch.cat(means)), self._in_units(torch.cat(deviations), shift=0.0)
+
+    def predictive(self, X: Any) -> ValuePredictive:
+        prediction = self._predict(self._rows(X))
+        mean = torch.from_numpy(self._in_units(prediction.components.mean))
+        deviation = torch.from_numpy(self._in_units(prediction.components.stddev, shift=0.0))
+        return ValuePredictive(distributions.Normal(mean, deviation), prediction.draws)
+
+    def _in_units(self, values: Tensor, shift: float | None = None) -> NDArray[Any]:
+        """In units and shape of the targets; their mean is added unless there is another shift."""
+        result = values.double().numpy() * self._scale + (self._mean if shift is None else shift)
+        return cast(NDArray[Any], result[..., 0] if self._one_dimension else result)
+
+    def _learn_targets(self, y: NDArray[Any]) -> None:
+        self._one_dimension = y.ndim == 1
+        y = y.reshape(len(y), -1).astype(np.float64)
+        self._mean = y.mean(0)
+        away = np.abs(y - self._mean)
+        largest = np.where(np.ptp(y, axis=0) > 0, away.max(0), 0.0)  # a constant is not always its own mean
+        unit = np.where(largest > 0, largest, 1.0)  # squared in it, neither 1e200 nor 1e-200 leaves the range of floats
+        scale = largest * np.sqrt(np.square(away / unit).mean(0))
+        if not isinstance(self.noise, str):
+            scale = np.full_like(scale, scale.max())  # one noise for all targets, so one scale
+        self._scale = np.where(scale > 0, scale, 1.0)
+
+    def _encode(self, y: NDArray[Any]) -> Tensor:
+        if (y.ndim == 1) is not self._one_dimension or y.reshape(len(y), -1).shape[1] != len(self._scale):
+            expected = "[n]" if self._one_dimension else f"[n, {len(self._scale)}]"
+            raise invalid("y", self._name, f"of shape {expected}, as at first", Described(f"shape {list(y.shape)}"))
+        standard = (y.reshape(len(y), -1) - self._mean) / self._scale
+        return torch.tensor(standard.astype(self._dtype))
+
+    def _likelihood(self) -> Likelihood:
+        if isinstance(self.noise, str):
+            return Gaussian(self.noise)
+        check_positive(self._name, noise=self.noise)
+        return Gaussian(float(self.noise / self._scale[0]))
+
+    @property
+    def _outputs(self) -> int:
+        return len(self._scale) * (2 if self._made["likelihood"]["noise"] == "per-input" else 1)
+
+
+def _network(
+    sizes: Sequence[int],
+    activation: str,
+    likelihood: dict[str, Any],
+    priors: Mapping[str, Prior],
+    dtype: torch.dtype,
+    seed: int,
+    sigma: float = 0.01,
+) -> Bayesian:
+    """A network that begins as ``nn.Linear`` does, but leaves torch's generator alone."""
+    random = torch.Generator().manual_seed(seed)
+    modules: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layer = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=dtype)
+        for parameter in layer.parameters():
+            nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=random)
+        modules += [layer, _FUNCTIONS[activation]()]
+    made = likelihoods.from_description(likelihood)
+    if made is None:
+        raise ValueError("a likelihood that is not the library's")
+    return Bayesian(nn.Sequential(*modules[:-1]), made.to(dtype), priors, sigma=sigma, seed=seed)
+
+
+def _sizes(hidden: Any) -> list[Any]:
+    return list(map(_count, hidden if isinstance(hidden, (Sequence, np.ndarray)) else [hidden]))
+
+
+def _count(value: Any) -> Any:
+    """An int for any integer: a grid may be of numpy's. What is none is left for the checks."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold for what it cannot."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return {"array": value.dtype.str, "values": value.tolist()}
+    if isinstance(value, Prior) and (described := priors.describe(value))["kind"] != "own":
+        return {"prior": described}
+    raise TypeError(f"{value!r}, a {type(value).__name__}")
+
+
+def _rich(value: dict[str, Any]) -> Any:
+    """What :func:`_plain` was given."""
+    if value.keys() == {"array", "values"}:
+        return np.array(value["values"], dtype=value["array"])
+    return priors.from_description(value["prior"]) if value.keys() == {"prior"} else value
