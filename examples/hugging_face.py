@@ -22,16 +22,15 @@ def encode(sentences: list[str]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 
-def reviews(n: int, random: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+def reviews(n: int) -> tuple[dict[str, Tensor], Tensor]:
     """Sentences with one, three or five opinions; what most of them say is the label."""
-    many = (1 + 2 * torch.randint(3, (n,), generator=random)).tolist()
-    opinions = [torch.randint(8, (each,), generator=random) for each in many]
+    opinions = [torch.randint(8, (1 + 2 * int(torch.randint(3, ())),)) for _ in range(n)]
     sentences = ["the film was " + " and ".join((GOOD + BAD)[word] for word in words) for words in opinions]
     return encode(sentences), torch.tensor([int((words < 4).float().mean() > 0.5) for words in opinions])
 
 
 class Logits(nn.Module):
-    """These models return a ModelOutput, and a likelihood takes a tensor: the logits out of it."""
+    """These models return a ModelOutput, and a likelihood takes a tensor: this gives the logits."""
 
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
@@ -42,28 +41,24 @@ class Logits(nn.Module):
 
 
 def main() -> None:
-    """Train, ask about words that it met and others, and write the posterior and its mean."""
+    """Train, ask about words that it has met and others, and write the posterior and its mean."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.manual_seed(options.seed)
-    random = torch.Generator().manual_seed(options.seed)
-    (inputs, labels), (held_out, truth) = reviews(500, random), reviews(300, random)
+    torch.manual_seed(parser.parse_args().seed)
+    (inputs, labels), (held_out, truth) = reviews(500), reviews(300)
 
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     size |= {"vocab_size": len(WORDS), "max_position_embeddings": LENGTH}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # drawn weights are noise enough
     config = BertConfig(**size, **no_dropout, initializer_range=0.1)
     net = Logits(BertForSequenceClassification(config))
-    chosen = ("word_embeddings", "classifier")  # without select, all weights would be Bayesian
-    select = lambda name, _: any(part in name for part in chosen)  # noqa: E731
-    model = bbb.Bayesian(net, bbb.Categorical(), bbb.Normal(0.3), select=select)
+    chosen = [name for name, _ in net.named_parameters() if "word_embeddings" in name or "classifier" in name]
+    model = bbb.Bayesian(net, bbb.Categorical(), bbb.Normal(0.3), select=lambda name, _: name in chosen)
     free_energy = bbb.FreeEnergy(model, n=len(labels))
-    # A higher rate for rho: in so few steps it would hardly move from where it starts.
-    rho = {"params": model.rho.parameters(), "lr": 1.5e-2}
-    optimiser = torch.optim.Adam([{"params": net.parameters()}, rho], lr=3e-3)
-    for _ in range(250):
-        rows = torch.randint(len(labels), (64,), generator=random)
+    # A higher rate for rho, which would hardly move from its start in so few steps.
+    groups = [{"params": net.parameters()}, {"params": model.rho.parameters(), "lr": 1.5e-2}]
+    optimiser = torch.optim.Adam(groups, lr=3e-3)
+    for rows in torch.randint(len(labels), (250, 64)):
         optimiser.zero_grad()
         free_energy({name: values[rows] for name, values in inputs.items()}, labels[rows]).backward()
         optimiser.step()
@@ -78,9 +73,9 @@ def main() -> None:
         bbb.save(model, Path(folder) / "posterior.safetensors")
         again = bbb.load(Path(folder) / "posterior.safetensors", Logits(BertForSequenceClassification(config)))
         same = torch.equal(again.predict(**encode([sentence]), draws=200).probs, p.probs)
-        model.net.transformer.save_pretrained(folder)  # the mean, as a checkpoint like any other
+        net.transformer.save_pretrained(folder)  # the means, as a checkpoint like any other
         mean = BertForSequenceClassification.from_pretrained(folder)
-        print(f"loaded: same posterior {same}, same mean {torch.equal(mean(**held_out).logits, model(**held_out))}")
+        print(f"loaded: same posterior {same}, same mean {torch.equal(mean(**held_out).logits, net(**held_out))}")
 
 
 if __name__ == "__main__":

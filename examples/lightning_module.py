@@ -36,7 +36,7 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self, n: int, seed: int) -> None:
         super().__init__()
-        self.save_hyperparameters()  # so that load_from_checkpoint knows them
+        self.save_hyperparameters()  # for load_from_checkpoint
         net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         model = bbb.Bayesian(net, bbb.Categorical(), bbb.Normal(0.5), sigma=0.05, seed=seed)
         # It holds the model and counts the steps, from which the noise follows; checkpoints have both.
@@ -61,22 +61,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--folder", type=Path, help="for checkpoints; one that has some goes on from the last")
+    parser.add_argument("--folder", type=Path, default=Path("runs/lightning"), help="of checkpoints, to go on from")
     options = parser.parse_args()
-    folder = options.folder or Path(f"runs/lightning-seed{options.seed}")
     lightning.seed_everything(options.seed)  # for the initial weights
     digits = Digits(options.seed)
     module = Classifier(n=len(digits.training), seed=options.seed)  # the whole training set, not a minibatch
-
+    keep = ModelCheckpoint(options.folder, monitor="nll", save_last=True)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    keep = ModelCheckpoint(folder, monitor="nll", save_last=True)
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=options.epochs, callbacks=keep, **quiet)
-    last = folder / "last.ckpt"
+    last = options.folder / "last.ckpt"
     trainer.fit(module, digits, ckpt_path=last if last.exists() else None)
 
     model = Classifier.load_from_checkpoint(last).free_energy.model
     x, y = digits.held_out.tensors
-    torn = x[:, torch.randperm(64, generator=torch.Generator().manual_seed(0))]  # the same pixels, in other places
+    torn = x[:, torch.randperm(64, generator=torch.Generator().manual_seed(0))]  # the same pixels in other places
     p, q = model.predict(x, draws=100), model.predict(torn, draws=100)
     print(f"held-out digits: accuracy {(p.labels == y).float().mean():.1%}, not known {p.epistemic.mean():.3f} nats")
     print(f"torn digits: not known {q.epistemic.mean():.3f} nats")
