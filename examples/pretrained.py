@@ -59,7 +59,7 @@ def main() -> None:
     # Only the head is Bayesian. The rest is trained as ever; what has requires_grad=False would stay as it is.
     options = {"sigma": 0.05, "select": lambda name, _: name.startswith("7.")}
     head = bbb.Bayesian(with_head, bbb.Categorical(), bbb.Normal(1.0), estimator="flipout", **options)
-    # All of it is. The prior expects the weights of the body near what they were; their noise starts at a tenth of that.
+    # All of it is. The prior expects the weights of the body near what they were; the noise starts at a tenth of them.
     prior, sigma = {"7.*": bbb.Normal(1.0), "*": bbb.Normal(0.02)}, {"7.*": 0.05, "*": bbb.Relative(0.1)}
     around = bbb.Bayesian(whole, bbb.Categorical(), prior, estimator="flipout", sigma=sigma, centre="net")
     for name, model in {"plain": plain, "Bayesian head": head, "Bayesian around the net": around}.items():
