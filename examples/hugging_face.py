@@ -12,13 +12,12 @@ import bayesbackprop as bbb
 
 GOOD, BAD = ["good", "great", "fine", "superb"], ["bad", "awful", "poor", "dull"]
 WORDS = ["[PAD]", "the", "film", "was", "and", *GOOD, *BAD, "splendid", "dreadful"]  # no review has the last two
-LENGTH = 12
 
 
 def encode(sentences: list[str]) -> dict[str, Tensor]:
     """What a tokeniser returns: the arguments of the network by name."""
-    rows = [[WORDS.index(word) for word in sentence.split()] for sentence in sentences]
-    ids = torch.tensor([row + [0] * (LENGTH - len(row)) for row in rows])
+    rows = [torch.tensor([WORDS.index(word) for word in sentence.split()]) for sentence in sentences]
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)  # with 0, which is [PAD]
     return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 
@@ -48,7 +47,7 @@ def main() -> None:
     (inputs, labels), (held_out, truth) = reviews(500), reviews(300)
 
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    size |= {"vocab_size": len(WORDS), "max_position_embeddings": LENGTH}
+    size |= {"vocab_size": len(WORDS), "max_position_embeddings": 12}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # drawn weights are noise enough
     config = BertConfig(**size, **no_dropout, initializer_range=0.1)
     net = Logits(BertForSequenceClassification(config))

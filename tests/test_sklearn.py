@@ -516,11 +516,11 @@ def test_a_training_that_is_interrupted_changes_nothing(kind: type[Estimator], m
     assert vars(new) == vars(kind(**QUICK))
 
 
-def test_the_first_part_of_a_stream_needs_all_classes() -> None:
-    with pytest.raises(
-        ValueError, match=r"'classes' parameter of BayesianMLPClassifier\.partial_fit must be given at the"
-    ):
-        BayesianMLPClassifier(**QUICK).partial_fit(X, Y)
+@pytest.mark.identities
+@pytest.mark.parametrize("classes", [None, []], ids=str)
+def test_the_first_part_of_a_stream_needs_all_classes(classes: Any) -> None:
+    with pytest.raises(ValueError, match=r"'classes' parameter of BayesianMLPClassifier\.partial_fit must be given at"):
+        BayesianMLPClassifier(**QUICK).partial_fit(X, Y, classes=classes)
 
 
 # --- pickles and files -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from bayesbackprop.progress import Progress
 PAGE = "index.html"
 
 # Small and short enough for two cores and a few minutes.
-_UNITS, _EPOCHS, _CURVE_STEPS, _BANDIT_STEPS, _UPDATES, _RUNS = 400, 16, 3000, 2000, 4, 2
+_UNITS, _EPOCHS, _CURVE_STEPS, _BANDIT_STEPS, _UPDATES, _RUNS = 400, 24, 3000, 2000, 4, 2
 
 
 def network(folder: Path, images: data.Images, seed: int, progress: Progress) -> Result:

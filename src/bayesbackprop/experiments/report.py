@@ -220,7 +220,8 @@ def curve_panels(curves: Mapping[regression.Config, regression.Curve], name: str
 
 def _curve(config: regression.Config, curve: regression.Curve) -> Any:
     title, published, colour = regression.STYLE[config.method]
-    figure = _figure("x", "y", title)
+    points = "as in the figure" if config.variant == "figure" else "by the formula"
+    figure = _figure("x", "y", f"{title}, points {points}")
     grid = regression.GRID
     low, quarter, median, three_quarters, high = curve.quantiles
     for lower, upper, opacity, name in ((low, high, 0.15, "5-95 %"), (quarter, three_quarters, 0.35, "25-75 %")):
