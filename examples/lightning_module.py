@@ -66,7 +66,7 @@ def main() -> None:
     lightning.seed_everything(options.seed)  # for the initial weights
     digits = Digits(options.seed)
     module = Classifier(n=len(digits.training), seed=options.seed)  # the whole training set, not a minibatch
-    keep = ModelCheckpoint(options.folder, monitor="nll", save_last=True)
+    keep = ModelCheckpoint(options.folder, filename="last", enable_version_counter=False)  # after every epoch
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=options.epochs, callbacks=keep, **quiet)
     last = options.folder / "last.ckpt"

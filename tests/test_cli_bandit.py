@@ -250,7 +250,7 @@ def test_agents_in_an_environment_by_command(in_turn: list[Job], tmp_path: Path)
     command = ["bandit", "run", "wheel-0.5", "--agent", "uniform", "--agent", "linear", "--steps", 50]
     result = bbb(*command, "--runs", tmp_path, "--json")
     assert result.exit_code == 0, result.output
-    assert in_turn == [Job("wheel-0.5", (agent,), (0,), 50, 8) for agent in ("uniform", "linear")]
+    assert in_turn == [Job("wheel-0.5", (agent,), (0,), 50, 4) for agent in ("uniform", "linear")]
     found = json.loads(result.stdout)
     expected = bandit.means(serial(in_turn, tmp_path / "again", 1, lambda *_: None))
     assert found == {agent: {"50": pytest.approx(steps[50])} for agent, steps in expected.items()}
@@ -258,7 +258,7 @@ def test_agents_in_an_environment_by_command(in_turn: list[Job], tmp_path: Path)
     assert f"{in_turn[0].name}: step 1, mean regret" in result.stderr
     # The same again takes no step; a table says the same, rounded.
     result = bbb(*command, "--runs", tmp_path)
-    assert result.stderr == ""
+    assert result.stderr.splitlines() == [f"{job.name}: 50 steps" for job in in_turn[:2]]
     for agent in ("uniform", "linear"):
         row = next(line for line in result.stdout.splitlines() if agent in line)
         assert row.split("│")[2:4] == [" 1     ", f" {found[agent]['50']:<6.0f} "]
@@ -354,7 +354,8 @@ def test_figure_5_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     result = bbb("reproduce", "fig5", "--seeds", 2, "--steps", 7, "--variant", "formula", "--results", tmp_path)
     assert result.exit_code == 0, result.output
     assert fitted == [Config(method, "formula", seed=seed, steps=7) for seed in (0, 1) for method in regression.METHODS]
-    assert {path.name for path in tmp_path.iterdir()} == {f"fig5.{x}" for x in ("csv", "json", "png", "svg")}
+    names = {"fig5-curves.json", *(f"fig5.{x}" for x in ("csv", "json", "png", "svg"))}
+    assert {path.name for path in tmp_path.iterdir()} == names
     assert "Bayes by Backprop, formula, 2 seeds" in result.stdout
     assert isinstance(bbb("reproduce", "fig5", "--variant", "neither").exception, ValueError)
 

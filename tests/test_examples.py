@@ -1,76 +1,121 @@
-"""The scripts in examples/ run as they are, warnings are errors, and what they print is what they say."""
+"""The scripts of examples/ run as a user runs them, and what they print is what their page says of them."""
 
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.learning
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+PAGE = (ROOT / "docs" / "with_pytorch.md").read_text()
 
 
-def run(name: str, folder: Path, *options: str) -> str:
-    """What a script prints, in an empty folder."""
+def run(folder: Path, name: str, *arguments: str, warnings: str = "error") -> str:
+    """What a script prints, run in ``folder``, without a network and on one core."""
+    command = [sys.executable, "-W", warnings, str(ROOT / "examples" / name), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    # Not ours: what torch and Lightning say of each other.
-    command = [sys.executable, "-W", "error::UserWarning:bayesbackprop", str(EXAMPLES / name), *options]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def numbers(pattern: str, text: str) -> list[float]:
-    found = [float(number) for number in re.findall(pattern, text)]
-    assert found, text
+def two_seeds(folder: Path, name: str) -> tuple[str, str]:
+    """The outputs for two seeds: one seed gives the same every time, and the other one something else."""
+    first, again, other = (run(folder, name, "--seed", seed) for seed in ("0", "0", "1"))
+    assert first == again
+    assert first != other
+    assert not list(folder.iterdir()), "the script leaves files behind"
+    return first, other
+
+
+def numbers(pattern: str, output: str) -> list[float]:
+    """The numbers that the groups of ``pattern`` match, in the order of the lines."""
+    found = [float(number) for match in re.finditer(pattern, output) for number in match.groups()]
+    assert found, f"no '{pattern}' in\n{output}"
     return found
 
 
-def test_every_script_is_tested_and_on_the_page() -> None:
-    page = (EXAMPLES.parent / "docs" / "with_pytorch.md").read_text()
-    for script in EXAMPLES.glob("*.py"):
-        assert script.name in Path(__file__).read_text()
-        assert f'--8<-- "examples/{script.name}"' in page
-        assert '"--seed"' in script.read_text()
-
-
 def test_plain_pytorch(tmp_path: Path) -> None:
-    said = run("plain_pytorch.py", tmp_path)
-    (band,) = numbers(r"5-95 % band: ([\d.]+)%", said)
-    assert 85 < band < 97
-    noise, unknown = numbers(r"noise ([\d.]+)", said), numbers(r"not known ([\d.]+)", said)
-    assert noise == [0.05] * 4
-    assert unknown == sorted(unknown)
-    assert unknown[-1] > 10 * unknown[0]
-    assert run("plain_pytorch.py", tmp_path, "--epochs", "3") == run("plain_pytorch.py", tmp_path, "--epochs", "3")
+    for output in two_seeds(tmp_path, "plain_pytorch.py"):
+        assert "193 of 193 weights are Bayesian." in output
+        (covered,) = numbers(r"5-95 % band: ([\d.]+)%", output)
+        assert 80 < covered < 97
+        assert numbers(r"noise ([\d.]+)", output) == [0.05] * 4  # on the data and off it
+        unknown = numbers(r"not known ([\d.]+)", output)
+        assert unknown == sorted(unknown)
+        assert unknown[0] < 0.05  # on the data less than the noise
+        assert unknown[-1] > 10 * unknown[0]
 
 
-def test_lightning_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    script = "lightning_module.py"
-    run(script, tmp_path, "--epochs", "4", "--folder", "stopped")
-    stopped = run(script, tmp_path, "--epochs", "12", "--folder", "stopped")
-    assert stopped == run(script, tmp_path, "--epochs", "12", "--folder", "whole")
-    (accuracy,) = numbers(r"accuracy ([\d.]+)%", stopped)
-    assert accuracy > 75
-    digits, torn = numbers(r"not known ([\d.]+) nats", stopped)
-    assert torn > digits
+def test_lightning_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    def train(folder: str, *arguments: str) -> str:  # Lightning itself warns, of what it will change
+        return run(tmp_path, "lightning_module.py", "--folder", folder, *arguments, warnings="default")
+
+    whole, stopped, resumed = train("whole"), train("parts", "--epochs", "10"), train("parts")
+    accuracy, unknown = numbers(r"accuracy ([\d.]+)%, not known ([\d.]+)", whole)
+    (of_torn,) = numbers(r"torn digits: not known ([\d.]+)", whole)
+    assert accuracy > 88
+    assert of_torn > 2 * unknown
+    assert stopped != whole
+    assert resumed == whole
+    one, two = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "parts"))
+    assert int(one["state_dict"]["free_energy.step"]) == one["global_step"] == 40 * 13
+    for part in ("state_dict", "optimizer_states"):
+        torch.testing.assert_close(two[part], one[part], rtol=0, atol=0)
 
 
 def test_hugging_face(tmp_path: Path) -> None:
-    said = run("hugging_face.py", tmp_path)
-    (accuracy,) = numbers(r"accuracy ([\d.]+)%", said)
-    assert accuracy > 90
-    good, bad, never_seen = numbers(r"not known ([\d.]+) nats", said)
-    assert never_seen > 3 * max(good, bad)
-    assert "same posterior True, same mean True" in said
+    for output in two_seeds(tmp_path, "hugging_face.py"):
+        assert re.search(r"transformer\.classifier\.weight .* Normal", output)
+        assert re.search(r"encoder\.layer\.0\.output\.dense\.weight .* deterministic .* not selected", output)
+        assert "loaded: same posterior True, same mean True" in output
+        assert numbers(r"accuracy ([\d.]+)%", output)[0] > 90
+        good, bad, new = numbers(r"(\d+)% good", output)
+        assert good > 90
+        assert bad < 10
+        assert bad < new < good
+        *known, unknown = numbers(r"not known ([\d.]+)", output)
+        assert unknown > 5 * max(known)
 
 
 def test_pretrained(tmp_path: Path) -> None:
-    said = run("pretrained.py", tmp_path)
-    accuracy = numbers(r"accuracy ([\d.]+)%", said)
-    assert min(accuracy) > 70
-    plain, last, whole = numbers(r"of ([\d.]+)% of the others", said)
-    assert max(last, whole) < plain
+    for output in two_seeds(tmp_path, "pretrained.py"):
+        assert "\n645 of 5,445 weights are Bayesian." in output
+        assert "\n5,445 of 5,445 weights are Bayesian." in output
+        plain, head, around = re.findall(r"accuracy.*", output)
+        accuracies, own, others = zip(*(numbers(r"([\d.]+)%", line) for line in (plain, head, around)), strict=True)
+        assert min(accuracies) > 80
+        assert others[0] > 50  # sure of what it cannot know
+        assert max(others[1:]) < others[0] / 2
+        assert own[1] > 3 * others[1]  # but not of its own task
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_script_whole() -> None:
+    included = re.findall(r'^ *--8<-- "(.+)"$', PAGE, flags=re.MULTILINE)  # a formatter of Markdown may break it
+    assert sorted(included) == [str(script.relative_to(ROOT)) for script in SCRIPTS]
+    for script in SCRIPTS:
+        assert f'"{script.name}"' in Path(__file__).read_text(), f"no test runs {script.name}"
+
+
+def test_the_page_quotes_the_scripts() -> None:
+    """Each short piece of code of the page is a run of lines of a script."""
+    pieces = re.findall(r"^```py\n(.*?)\n```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    assert len(pieces) >= 4
+    for piece in pieces:
+        assert any(_quotes(piece, script.read_text()) for script in SCRIPTS), f"in no script of examples/:\n{piece}"
+
+
+def _quotes(piece: str, script: str) -> bool:
+    lines, many = script.splitlines(), len(piece.splitlines())
+    runs = (lines[start : start + many] for start in range(len(lines)))
+    return any(textwrap.dedent("\n".join(each)) == piece for each in runs)

@@ -205,6 +205,13 @@ def test_the_data_sets_to_programs() -> None:
     assert isinstance(by_name["mnist"]["fetched"], bool)
 
 
+def test_json_without_a_file_is_said(tmp_path: Path) -> None:
+    save(Bayesian(mlp([784, 8, 10]), Categorical()), tmp_path / "model.safetensors")
+    command = ["evaluate", str(tmp_path / "model.safetensors"), "--json", "--draws"]
+    with pytest.raises(ValueError, match="name of a file"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
 def test_evaluate_draws_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import digits
     from bayesbackprop.cli import evaluate

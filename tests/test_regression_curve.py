@@ -193,7 +193,7 @@ def test_figure_5_is_a_table_pictures_and_a_line(tmp_path: Path) -> None:
         for method in regression.METHODS
     }
     line = regression.fig5(curves, tmp_path / "new", "bbb test")
-    names = ["fig5.csv", "fig5.json", "fig5.png", "fig5.svg"]
+    names = ["fig5-curves.json", "fig5.csv", "fig5.json", "fig5.png", "fig5.svg"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == names
     about = json.loads((tmp_path / "new" / "fig5.json").read_text())
     assert (about["line"], about["command"]) == (line, "bbb test")

@@ -29,7 +29,7 @@ def closed(q: WeightPosterior, prior: Prior, centre: Tensor | None) -> Tensor:
 
 
 def geometric(batches: int) -> Tensor:
-    """The paper's (9): pi_i = 2^(M-i) / (2^M - 1) for i = 1 .. M, written so that it cannot overflow.
+    """The paper's scheme for (9): pi_i = 2^(M-i) / (2^M - 1), i = 1 .. M, written so that it cannot overflow.
 
     Examples:
         >>> geometric(3)

@@ -3,7 +3,7 @@
 F(D, theta) = KL[q(w|theta) || P(w)] - E_q[log P(D|w)]                                              (1)
 
 is a *complexity cost* and a *likelihood cost* over the whole data set D of N examples. A minibatch D_i carries the
-share pi_i of the complexity (8), and its cost is averaged over its examples, as the paper averages its gradients:
+share pi_i of the complexity (9), and its cost is averaged over its examples, as the paper averages its gradients:
 
 total = -mean_b log P(y_b|x_b,w)  +  T * pi_i / |D_i| * (log q(w|theta) - log P(w))
 

@@ -390,7 +390,7 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc
                 the same data again must say how many there are, or each pass counts as new evidence.
         """
         known, owner = getattr(self, "classes_", None), f"{self._name}.partial_fit"
-        if known is None and np.size(classes if classes is not None else []) == 0:
+        if known is None and (classes is None or len(classes) == 0):
             raise invalid("classes", owner, "given at the first call, where some may have no example yet", classes)
         if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
             raise invalid("classes", owner, f"left out or those of the first call, {known.tolist()}", classes)

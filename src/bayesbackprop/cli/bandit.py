@@ -65,6 +65,8 @@ def live(jobs: Sequence[Job]) -> Iterator[Callable[[str, int, float], None]]:
     console = rich.console.Console(stderr=True)
     if not console.is_terminal:
         told: dict[str, float] = {}
+        for job in jobs:
+            print(f"{job.name}: {job.steps} steps", file=sys.stderr, flush=True)
 
         def line(name: str, step: int, regret: float) -> None:
             if time.monotonic() - told.get(name, 0.0) > _SECONDS:

@@ -55,6 +55,8 @@ def command(
     for name, value, known in (("--data", data_set, _LOADERS), ("--split", split, data.Images._fields)):
         if value not in known:
             raise invalid(name, "bbb evaluate", f"one of {', '.join(known)}", value)
+    if json is not None and json.name.startswith("-"):
+        raise invalid("--json", "bbb evaluate", "followed by the name of a file", str(json))
     if diagram is not None:
         diagrams.check_suffix(diagram, "bbb evaluate --diagram")
     networks = {path: from_file(path) for path in checkpoints}

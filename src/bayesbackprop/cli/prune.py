@@ -37,10 +37,10 @@ def command(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Remove the weights that say least; write smaller networks.
+    """Remove the weights that say least; write what is left.
 
-    Those with the lowest \\|mu\\| / sigma go. What is left is a Bayesian network and a plain sparse one. Without
-    --out and --sparse both are written, beside the checkpoint.
+    Those with the lowest \\|mu\\| / sigma go. What is left is a Bayesian network, whose file is as large as before,
+    and a plain sparse one, which is small. Without --out and --sparse both are written, beside the checkpoint.
 
     Example: `bbb prune model.safetensors --fraction .98 --time 500`
     """
