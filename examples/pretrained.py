@@ -46,13 +46,13 @@ def main() -> None:
     images, labels = map(torch.from_numpy, load_digits(return_X_y=True))  # 8x8 pixels; they come with scikit-learn
     order = torch.randperm(len(labels))
     images, labels = images[order].float().reshape(-1, 1, 8, 8) / 16, labels[order]
-    old, old_labels = images[labels < 5][:300], labels[labels < 5][:300]  # what the checkpoint has learnt
+    old, old_labels = images[labels < 5][:300], labels[labels < 5][:300]  # what the checkpoint was trained for
     new, new_labels = images[labels >= 5], labels[labels >= 5] - 5  # the task: 50 to train on, others to test
 
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "net.pt"  # in place of one that you would download
         net = network()
-        train(net, old, old_labels)
+        train(net, old[:100], old_labels[:100])
         torch.save(net.state_dict(), checkpoint)
         plain, with_head, whole = (pretrained(checkpoint) for _ in range(3))
 
@@ -70,8 +70,8 @@ def main() -> None:
         else:
             probs, strange = (model(images).softmax(1) for images in (new[50:350], old))
         accuracy = (probs.argmax(1) == new_labels[50:350]).float().mean()
-        sure, surely_wrong = ((each.amax(1) > 0.9).float().mean() for each in (probs, strange))
-        print(f"{name}: accuracy {accuracy:.1%}, sure of {sure:.1%} of its digits, of {surely_wrong:.1%} of the others")
+        sure, wrongly_sure = ((each.amax(1) > 0.9).float().mean() for each in (probs, strange))
+        print(f"{name}: accuracy {accuracy:.1%}, sure of {sure:.1%} of its digits, of {wrongly_sure:.1%} of the others")
 
 
 if __name__ == "__main__":
