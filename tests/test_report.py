@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rich.filesize
 import torch
 from typer.testing import CliRunner
 
 import digits
-from bayesbackprop import data, sparse
+from bayesbackprop import data, load_sparse, sparse
 from bayesbackprop.cli import app, main
 from bayesbackprop.experiments import bandit, demo, figures, mnist, page, regression, report, table1
 from bayesbackprop.experiments.bandit import Point
@@ -292,8 +293,14 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     command = ["demo", "--folder", str(tmp_path / "demo"), "--results", str(tmp_path)]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0
-    for number in range(1, 6):
-        assert f"{number}/5" in result.output
+    for number in range(1, 7):
+        assert f"{number}/6" in result.output
+    small = load_sparse(tmp_path / "demo" / "network" / "sparse.safetensors")
+    error, size = (
+        error_of(small, Examples(*digits.images().test)),
+        (tmp_path / "demo/network/sparse.safetensors").stat().st_size,
+    )
+    assert f"Without 95% of them: test error {error:.2f} %, {rich.filesize.decimal(size)} on disk." in result.output
     assert "Regret: 5 % greedy 300, 1 % greedy 300, greedy 300, Bayes by Backprop 300." in result.output
     path = tmp_path / "demo" / "index.html"
     assert str(path) in result.output

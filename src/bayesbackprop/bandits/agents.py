@@ -293,11 +293,11 @@ class _Neural(Agent):
         replica = torch.arange(self.replicas)
         for group, rate in zip(self._optimiser.param_groups, self._rates(), strict=True):
             group["lr"] = rate if self.halving is None else rate / (1 + self.observed / self.halving)
-        for rows in chosen:
+        # All minibatches are picked at once, which is quicker than one by one.
+        picked = (part[chosen, replica] for part in (self._contexts, self._actions, self._rewards))
+        for some_contexts, some_actions, some_rewards in zip(*picked, strict=True):
             self._optimiser.zero_grad()
-            self._cost(
-                self._contexts[rows, replica], self._actions[rows, replica], self._rewards[rows, replica], remembered
-            ).backward()
+            self._cost(some_contexts, some_actions, some_rewards, remembered).backward()
             self._optimiser.step()
 
     def _values(self, network: Callable[[Tensor, Tensor], Tensor], contexts: Tensor) -> Tensor:

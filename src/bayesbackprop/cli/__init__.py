@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import rich.console
 import typer
@@ -32,6 +32,10 @@ app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 
 
+# What typer raises for commands that it cannot make sense of; it has no public name for all of them.
+_WrongCommand: Any = typer.BadParameter.__base__
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"bayesbackprop {__version__}")
@@ -50,15 +54,21 @@ def _options(
 def main() -> None:
     """Run the command; a mistake of the user's is one line that says what to do, unless ``BBB_TRACEBACK`` is set."""
     try:
-        app()
-    except KeyboardInterrupt:
+        sys.exit(app(standalone_mode=False))
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit("Stopped.")
+    except _WrongCommand as error:
+        if said := error.format_message():  # without arguments, typer has shown the help instead
+            _say(f"{said.rstrip('.')}. See {error.ctx.command_path if error.ctx else 'bbb'} --help.")
+        sys.exit(error.exit_code)
     except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if os.environ.get("BBB_TRACEBACK"):
             raise
-        if isinstance(error, ModuleNotFoundError):
-            error.msg += ': this needs pip install "bayesbackprop[experiments]".'
-        rich.console.Console(stderr=True).print(
-            f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        missing = isinstance(error, ModuleNotFoundError)
+        _say(f"{error}" + (': this needs pip install "bayesbackprop[experiments]".' if missing else ""))
         sys.exit(1)
+
+
+def _say(what: str) -> None:
+    console = rich.console.Console(stderr=True)
+    console.print(f"Error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)

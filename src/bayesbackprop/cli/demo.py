@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import rich.console
+import rich.filesize
 import typer
 
 from bayesbackprop import data
@@ -35,22 +36,26 @@ def demo(
 
     set_threads(threads)
     says = rich.console.Console(soft_wrap=True, highlight=False)
-    says.print("[bold]1/5  Data[/]  MNIST digits and the mushrooms of the UCI repository, fetched once.")
+    says.print("[bold]1/6  Data[/]  MNIST digits and the mushrooms of the UCI repository, fetched once.")
     images = data.mnist()
     data.mushroom()
     says.print(
-        "[bold]2/5  A network that is unsure[/]  Two layers of 400 units; each weight learns a mean and a spread, on "
+        "[bold]2/6  A network that is unsure[/]  Two layers of 400 units; each weight learns a mean and a spread, on "
         "the paper's cost: fit the data, and say no more about the weights than they do."
     )
     result = parts.network(folder, images, seed, Progress("digits"))
     says.print(f"     Test error {result.test_error:.2f} % after {result.epochs} epochs.")
+    says.print("[bold]3/6  Without most of its weights[/]  Those whose mean is small beside their spread say little.")
+    left = parts.pruned(folder, images)
+    size = rich.filesize.decimal(left.file_bytes)
+    says.print(f"     Without {left.removed:.0%} of them: test error {left.error:.2f} %, {size} on disk.")
     says.print(
-        "[bold]3/5  A curve[/]  Points in 0 < x < 0.5 alone. Both networks fit them; only one knows that it has seen "
+        "[bold]4/6  A curve[/]  Points in 0 < x < 0.5 alone. Both networks fit them; only one knows that it has seen "
         "nothing elsewhere."
     )
     parts.curves(folder, seed, lambda configs: tracked(configs, "fitting"))
     says.print(
-        "[bold]4/5  A bandit[/]  Eat the mushroom or not? Thompson sampling acts on a network drawn from its posterior"
+        "[bold]5/6  A bandit[/]  Eat the mushroom or not? Thompson sampling acts on a network drawn from its posterior"
         ", and so explores exactly while it is unsure; epsilon-greedy agents act at random now and then, for ever."
     )
     jobs = parts.jobs(seed)
@@ -60,7 +65,9 @@ def demo(
     last = {agent: curve[max(curve)] for agent, curve in bandit.means(points).items()}
     regrets = ", ".join(f"{bandit.STYLE[agent][1]} {regret:.0f}" for agent, regret in last.items())
     says.print(f"     Regret: {regrets}.")
-    says.print("[bold]5/5  The page[/]  The least certain digits, pruning, and the paper's tables and figures.")
+    says.print(
+        "[bold]6/6  The page[/]  The least certain digits, a slider that prunes, and the paper's tables and figures."
+    )
     path = parts.page(folder, results, images)
     says.print(f"[green]Done.[/] Open [bold]{path}[/] in a browser; it needs no network.")
 

@@ -2,22 +2,45 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bayesbackprop import data
-from bayesbackprop.experiments import bandit, mnist, regression, report, table1
+from bayesbackprop.experiments import bandit, figures, mnist, regression, report, table1
 from bayesbackprop.experiments.mnist import Result
 from bayesbackprop.progress import Progress
+from bayesbackprop.pruning import prune
+from bayesbackprop.shipping import save_sparse, sparse
+from bayesbackprop.train import Examples, error_of
 
 PAGE = "index.html"
 
 # Small and short enough for two cores and a few minutes.
-_UNITS, _EPOCHS, _CURVE_STEPS, _BANDIT_STEPS, _UPDATES, _RUNS = 400, 24, 3000, 2000, 4, 2
+_UNITS, _EPOCHS = 400, 24
+_FRACTION = 0.95
+_CURVE_STEPS = 3000
+_BANDIT_STEPS, _UPDATES, _RUNS = 2000, 4, 2
 
 
 def network(folder: Path, images: data.Images, seed: int, progress: Progress) -> Result:
     """Train a network on MNIST with the paper's cost, as ``bbb train`` does."""
     (config,) = table1.cells(["bbb-mixture"], [_UNITS], [seed], epochs=_EPOCHS)
     return mnist.run(config, images, folder / "network", progress)
+
+
+class Pruned(NamedTuple):
+    """What is left of the network: of its weights, its test error in %, and the size of its file."""
+
+    removed: float
+    error: float
+    file_bytes: int
+
+
+def pruned(folder: Path, images: data.Images) -> Pruned:
+    """Remove most weights of the network, as ``bbb prune`` does, and write the plain sparse one that is left."""
+    net = sparse(prune(figures.bayesian_in(folder / "network"), _FRACTION))
+    path = folder / "network" / "sparse.safetensors"
+    save_sparse(net, path)
+    return Pruned(_FRACTION, error_of(net, Examples(*images.test)), path.stat().st_size)
 
 
 Tracked = Callable[[Sequence[regression.Config]], Iterable[regression.Config]]

@@ -77,7 +77,7 @@ def summary(results: Path) -> str:
 
 
 def _speed(results: Path) -> Iterator[list[str]]:
-    """The largest network and the first task of each benchmark that knows other libraries."""
+    """Of 2x1200 networks, the largest that all benchmarks have."""
     for name, says, key, shown in (
         ("step", "a training step of {network}, in plain SGD steps", "ratio_sgd", 1200),
         ("predict-peers", "100 draws for one digit, in 100 plain passes ({network})", "ratio_passes", 1200),
@@ -98,12 +98,13 @@ def _mnist(results: Path) -> Iterator[list[str]]:
         found = {units: cells.get((method, temperature, units, epochs)) for units in (400, 800, 1200)}
         if method == "bbb-mixture":
             cost = "the paper's cost" if temperature == 1 else f"complexity at temperature {temperature:g}"
+            option = "" if temperature == 1 else f" --temperature {temperature:g}"
             seeds = "/".join(str(cell[2]) if cell else "0" for cell in found.values())
             yield [
                 f"MNIST test error, 2x400/800/1200, {cost}, {epochs} epochs ({seeds} seeds)",
                 " / ".join(f"{cell[0]:.2f}" if cell else _MISSING for cell in found.values()) + " %",
                 "paper " + " / ".join(f"{error:.2f}" for error in table1.PUBLISHED[method].values()) + " %, 600 epochs",
-                "`bbb reproduce table1`",
+                f"`bbb reproduce table1 --method {method}{option}`",
             ]
 
 
@@ -123,7 +124,7 @@ def _pruning(results: Path) -> Iterator[list[str]]:
     seeds = len({row["seed"] for row in found})
     what = f"test error without 0 / 95 / 98 % of the weights of 2x{found[0]['units']} ({_count(seeds)})"
     ours = f"{errors} %; at 98 % the file is 1/{smaller:.0f} and a digit takes 1/{faster:.1f}"
-    yield [what, ours, f"paper {theirs} %", "`bbb reproduce table2`"]
+    yield [what, ours, f"paper {theirs} %", ", ".join(f"`{each}`" for each in _commands(results / "table2.json"))]
 
 
 def _bandit(results: Path) -> Iterator[list[str]]:
