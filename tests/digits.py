@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from bayesbackprop import cli, data
 from bayesbackprop.data import Images, Split
 from bayesbackprop.experiments import table1
-from bayesbackprop.experiments.mnist import Config
+from bayesbackprop.experiments.mnist import METHODS, Config
 from bayesbackprop.files import read_checkpoint
 from bayesbackprop.train import CHECKPOINT, METRICS, Schedule
 
@@ -39,8 +40,9 @@ def recipe(method: Any, **options: Any) -> Config:
 
 
 RECIPES: dict[Any, Config] = {
-    **{method: recipe(method) for method in table1.RECIPES},
+    **{method: recipe(method) for method in METHODS},
     "sgd": recipe("sgd", optimiser="sgd", learning_rate=0.05, momentum=0.9),
+    "bbb-mixture-from-dropout": replace(recipe("bbb-mixture"), start=recipe("dropout")),
 }
 
 

@@ -28,7 +28,7 @@ from bayesbackprop.experiments import figures, mnist, page, table1, table2
 from bayesbackprop.experiments.mnist import Config, DropConnect, Result, network
 from bayesbackprop.files import locked
 from bayesbackprop.progress import Progress
-from bayesbackprop.pruning import snr
+from bayesbackprop.pruning import prune, snr
 from bayesbackprop.train import CHECKPOINT, Examples, Schedule, error_of
 from ztests import assert_mean, assert_z
 
@@ -161,6 +161,10 @@ def test_bad_configurations_are_refused() -> None:
             Config(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'temperature'"):
         Config(temperature=-0.1)
+    with pytest.raises(ValueError, match="'pruned' parameter of Config must be 0 where there is no distribution"):
+        Config("sgd", pruned=0.5)
+    with pytest.raises(ValueError, match="'pruned'"):
+        Config(pruned=1.5)
 
 
 @pytest.mark.parametrize("better", ["mean", "draws"])
@@ -194,6 +198,31 @@ def test_the_model_of_a_run_is_the_selected_one(tmp_path: Path) -> None:
     assert result.test_error == pytest.approx({"mean": by_mean, "draws": by_draws}[result.prediction])
 
 
+def test_the_epoch_can_be_selected_by_the_error_without_most_weights(tmp_path: Path) -> None:
+    images, config = digits.images(), replace(digits.RECIPES["bbb-mixture"], pruned=0.9)
+    result = mnist.run(config, images, tmp_path)
+    found = [record["validation_error"] for record in digits.metrics(tmp_path)]
+    assert result.selected_epoch == found.index(min(found)) + 1
+    model, validation = load(tmp_path / mnist.MODEL, network(config)), Examples(*images.validation)
+    assert error_of(prune(model, 0.9).net, validation) == min(found) != error_of(model.net, validation)
+
+
+def test_a_run_can_start_from_the_weights_of_another(tmp_path: Path) -> None:
+    config = digits.RECIPES["bbb-mixture-from-dropout"]
+    assert config.start is not None
+    mnist.run(config.start, digits.images(), tmp_path / "start")
+    chosen = mnist.prepare(config.start, digits.N, tmp_path / "start")
+    chosen.load_best()
+    begun = mnist.prepare(config, digits.N, tmp_path / "own", tmp_path / "start")
+    assert all(map(torch.equal, begun.net.parameters(), chosen.net.parameters()))
+    assert not any(map(torch.equal, begun.net.parameters(), network(config).parameters()))
+    with pytest.raises(ValueError, match="'start' parameter of prepare must be the folder of the run to start from"):
+        mnist.prepare(config, digits.N, tmp_path / "other")
+    result = mnist.run(config, digits.images(), tmp_path / "own", start=tmp_path / "start")
+    assert (result.method, result.epochs) == ("bbb-mixture-from-dropout", 2 * digits.EPOCHS)
+    assert digits.EPOCHS < result.selected_epoch <= 2 * digits.EPOCHS
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -212,11 +241,14 @@ def test_cells_are_in_order_and_the_seeds_last() -> None:
 
 def test_cells_follow_the_recipes() -> None:
     for method, recipe in table1.RECIPES.items():
+        start = None if recipe.start is None else table1.cells([recipe.start.row], [77], [5])[0]
         (config,) = table1.cells([method], [77], [5])
-        assert config == replace(recipe, units=77, seed=5, schedule=replace(recipe.schedule, seed=5))
+        assert config == replace(recipe, units=77, seed=5, schedule=replace(recipe.schedule, seed=5), start=start)
+        assert config.row == method
         (config,) = table1.cells([method], [77], [5], epochs=3)
         assert config.schedule == replace(recipe.schedule, seed=5, epochs=3)
-    assert set(table1.RECIPES) == set(mnist.METHODS)
+        assert config.start == start
+    assert set(table1.RECIPES) == {*mnist.METHODS, "bbb-mixture-from-dropout"}
 
 
 def test_names_of_runs_differ() -> None:
@@ -330,6 +362,31 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         entry = json.loads(how)[table1.name_of(config)]
         assert {name: entry[name] for name in asdict(config)} == asdict(config)
         assert entry["version"]
+
+
+@pytest.mark.usefixtures("small")
+def test_what_a_run_starts_from_is_run_first_and_once(tmp_path: Path) -> None:
+    dropout, warm = table1.cells(["dropout", "bbb-mixture-from-dropout"], [8], [0])
+    rows, ran = reproduce(tmp_path, [warm])
+    assert ran == [table1.name_of(dropout), table1.name_of(warm)]
+    assert [each.method for each in rows] == ["bbb-mixture-from-dropout"]
+    rows, ran = reproduce(tmp_path, [dropout, warm])
+    assert ran == []
+    assert [each.method for each in rows] == ["bbb-mixture-from-dropout", "dropout"]
+
+
+@pytest.mark.usefixtures("small")
+def test_results_from_before_an_option_was_there_still_count(tmp_path: Path) -> None:
+    (config,) = table1.cells(["bbb-mixture"], [8], [0])
+    reproduce(tmp_path, [config])
+    path = tmp_path / "runs" / table1.name_of(config) / "result.json"
+    written = json.loads(path.read_text())
+    for name in ("pruned", "start"):
+        del written["made"][name]
+    path.write_text(json.dumps(written))
+    assert reproduce(tmp_path, [config])[1] == []
+    with pytest.raises(ValueError, match="another recipe"):
+        reproduce(tmp_path, [replace(config, pruned=0.5)])
 
 
 @pytest.mark.usefixtures("small")
@@ -495,7 +552,8 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
             result = CliRunner().invoke(app, ["reproduce", name, *options])
             assert result.exit_code == 0, result.output
             said[name] = " ".join(result.stdout.split())
-            assert (": epoch" in result.stderr) == (name == "table1")  # which trains what the others show
+            trains = name in ("table1", "fig4")  # fig2 and fig3 show the networks of table1, table2 that of fig4
+            assert (": epoch" in result.stderr) == trains
         yield folder, said
 
 
@@ -576,7 +634,7 @@ def test_the_line_of_figure_3(quick: tuple[Path, dict[str, str]]) -> None:
 
 def test_the_line_of_figure_4(quick: tuple[Path, dict[str, str]]) -> None:
     folder, said = quick
-    model = figures.bayesian_in(folder / "runs" / "quick" / "bbb-mixture-100-3epochs-seed0")
+    model = figures.bayesian_in(folder / "runs" / "quick" / "table2" / "bbb-mixture-100-t0.1-3epochs-seed0")
     logs = snr(model).log10()
     middle, upper = (float(logs.quantile(share)) for share in (0.5, 0.75))
     assert f"median {middle:.2f}, the paper's -1.76; three quarters of the weights below {upper:.2f}" in said["fig4"]

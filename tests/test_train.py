@@ -478,14 +478,15 @@ def test_adam_is_torchs(tmp_path: Path) -> None:
 
 def test_averages_are_evaluated_and_selected(tmp_path: Path) -> None:
     objective = Recorder()
-    schedule = Schedule(2, 4, "sgd", learning_rate=0.5, decay="constant", averaging=0.75)
+    schedule = Schedule(2, 4, "sgd", learning_rate=0.5, decay="constant", averaging=0.5)
     run = Run(objective, objective.net, schedule, tmp_path, objective.rho)
     evaluated = []
     objective.net.register_forward_hook(lambda net, *_: evaluated.append(net.weight.detach().clone()))
     run.train(counted(10), {"validation": counted(4)}, QUIET)
     average, expected = objective.asked[0], []
-    for values in [*objective.asked[1:], objective.values()]:
-        average = [0.75 * old + 0.25 * new for old, new in zip(average, values, strict=True)]
+    weights = (1, 3 / 4, 3 / 5, 1 / 2, 1 / 2, 1 / 2)  # the first step counts whole: where it all began does not
+    for weight, values in zip(weights, [*objective.asked[1:], objective.values()], strict=True):
+        average = [(1 - weight) * old + weight * new for old, new in zip(average, values, strict=True)]
         expected.append(average)
     torch.testing.assert_close(evaluated, [expected[2][0], expected[5][0]])
     with run.averaged():

@@ -56,7 +56,7 @@ class Schedule:
         momentum: Of ``"sgd"``.
         decay: ``"cosine"`` lets the learning rate fall to 0 at the end; ``"constant"`` keeps it.
         averaging: Evaluate and select not the parameters themselves but their exponential average over steps, with
-            this factor; 0 for none.
+            this factor, or a smaller one at the start (see :meth:`newest`); 0 for none.
         seed: Of the order of the examples, and of dropout where there is any.
     """
 
@@ -87,6 +87,13 @@ class Schedule:
         """The factor on the learning rate at ``step`` of ``steps``."""
         return 1.0 if self.decay == "constant" else 0.5 * (1 + math.cos(math.pi * step / steps))
 
+    def newest(self, step: int) -> float:
+        """The weight of the parameters after ``step`` in their average, which soon forgets where they started.
+
+        1 - averaging, the inverse of the number of steps it spans, once a third of the steps so far are that many.
+        """
+        return max(1 - self.averaging, 3 / (2 + step))
+
 
 @dataclass
 class State:
@@ -114,6 +121,7 @@ class Run:
         folder: For checkpoints and metrics. If there is a checkpoint of the same run in it, it goes on there.
         rho: The parameters that ``schedule.rho_rate`` applies to.
         about: What else, beside the schedule, makes a run the same, as far as JSON can say it.
+        error: Measures the error of ``net`` on examples; the percentage of wrong classes unless given.
     """
 
     def __init__(
@@ -124,8 +132,10 @@ class Run:
         folder: Path,
         rho: nn.Module | None = None,
         about: Mapping[str, Any] | None = None,
+        error: Callable[[nn.Module, Examples], float] | None = None,
     ) -> None:
         self.objective, self.net, self.schedule, self.folder = objective, net, schedule, folder
+        self._error = error
         self._about = {**(about or {}), **{f"schedule.{name}": value for name, value in asdict(schedule).items()}}
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.optimiser = _optimiser(objective, rho, schedule)
@@ -178,11 +188,12 @@ class Run:
         cost = objective(inputs, targets)
         cost.backward()
         self.optimiser.step()
-        if self._average:
-            torch._foreach_lerp_(self._average, list(self.objective.parameters()), 1 - self.schedule.averaging)
         for name in ("likelihood", "complexity"):
             state.sums[name] = state.sums.get(name, 0.0) + float(getattr(cost, name).detach())
         state.step += 1
+        if self._average:
+            newest = self.schedule.newest(state.step)
+            torch._foreach_lerp_(self._average, list(self.objective.parameters()), newest)
 
     def _any_rank(self, says: bool) -> bool:
         """Whether a rank says so; all wait for the last to answer."""
@@ -195,8 +206,9 @@ class Run:
     def _end_epoch(self, epoch: int, batches: int, watched: Mapping[str, Examples]) -> None:
         state = self.state
         means = {name: total / batches for name, total in state.sums.items()}
+        error = self._error or error_of
         with self.averaged():
-            errors = {f"{name}_error": error_of(self.net, examples) for name, examples in watched.items()}
+            errors = {f"{name}_error": error(self.net, examples) for name, examples in watched.items()}
             state.records.append({"epoch": epoch, **means, **errors, "seconds": state.seconds})
             state.sums, state.seconds = {}, 0.0
             if self.rank == 0 and state.selected is state.records[-1]:

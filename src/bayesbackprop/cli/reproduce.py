@@ -16,7 +16,6 @@ import torch
 import typer
 
 from bayesbackprop import data
-from bayesbackprop._version import __version__
 from bayesbackprop.cli.bandit import live
 from bayesbackprop.experiments import bandit, figures, mnist, page, regression, table1, table2
 from bayesbackprop.experiments import search as experiments_search
@@ -55,13 +54,24 @@ class _Extent:
     shown: int = 1200
 
     def cells(self, methods: Sequence[str], temperatures: Sequence[float] = (1.0,)) -> list[mnist.Config]:
-        return table1.cells(methods, self.units, range(self.seeds), temperatures, self.epochs)  # type: ignore[arg-type]
+        return table1.cells(methods, self.units, range(self.seeds), temperatures, self.epochs)
 
     def run(self, configs: Sequence[mnist.Config], images: data.Images) -> list[mnist.Result]:
         return table1.reproduce(configs, images, self.runs, self.results, _command(), Progress, curves=self.shown)
 
-    def folder(self, config: mnist.Config) -> Path:
-        return self.runs / table1.name_of(config)
+    def trained(self, methods: Sequence[str], images: data.Images) -> dict[mnist.Config, Path]:
+        """The folders of the networks of Table 1."""
+        configs = self.cells(methods)
+        self.run(configs, images)
+        return {config: self.runs / table1.name_of(config) for config in configs}
+
+    def trained_to_be_pruned(self, images: data.Images) -> dict[mnist.Config, Path]:
+        """The folders of the networks of Table 2."""
+        runs = self.runs / "table2"
+        configs = [table1.sized(table2.RECIPE, self.units[0], seed, self.epochs) for seed in range(self.seeds)]
+        for config in configs:
+            table1.finished(config, images, runs, _command(), Progress, curve=False)
+        return {config: runs / table1.name_of(config) for config in configs}
 
 
 def _extent(quick: bool, units: Sequence[int], seeds: int, epochs: int | None, runs: Path, results: Path) -> _Extent:
@@ -90,13 +100,16 @@ def reproduce_table1(
     """
     set_threads(threads)
     for method in methods:
-        _check_method(method)
+        _check_method(method, list(table1.RECIPES))
     extent = _extent(quick, units, seeds, epochs, runs, results)
     _show(extent.run(extent.cells(methods, temperatures), data.mnist()))
 
 
 def _figure(
-    name: str, methods: Sequence[str], draw: Callable[[Mapping[mnist.Config, Path], Path], str], shows: str
+    name: str,
+    trained: Callable[[_Extent, data.Images], dict[mnist.Config, Path]],
+    draw: Callable[[Mapping[mnist.Config, Path], Path], str],
+    shows: str,
 ) -> None:
     """Make the command that reproduces a figure, of the first seed of 2x1200 networks."""
 
@@ -110,16 +123,23 @@ def _figure(
     ) -> None:
         set_threads(threads)
         extent = _extent(quick, [1200], 1, epochs, runs, results)
-        configs = extent.cells(methods)
-        extent.run(configs, data.mnist())
-        line = draw({config: extent.folder(config) for config in configs}, extent.results)
+        line = draw(trained(extent, data.mnist()), extent.results)
         write_line(extent.results / f"{name}.json", line, _command())
         rich.console.Console().print(line)
 
 
-_figure("fig2", list(figures.STYLE), figures.fig2, "The test error as training progresses")
-_figure("fig3", list(figures.STYLE), figures.fig3, "Densities of the trained weights")
-_figure("fig4", ["bbb-mixture"], figures.fig4, "Density and CDF of the signal-to-noise ratio of the weights")
+def _shown(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
+    return extent.trained(list(figures.STYLE), images)
+
+
+_figure("fig2", _shown, figures.fig2, "The test error as training progresses")
+_figure("fig3", _shown, figures.fig3, "Densities of the trained weights")
+_figure(
+    "fig4",
+    _Extent.trained_to_be_pruned,
+    figures.fig4,
+    "Density and CDF of the signal-to-noise ratio of the weights of the network of table2",
+)
 
 
 @app.command("table2")
@@ -140,12 +160,12 @@ def reproduce_table2(
     images = data.mnist()
     found: list[table2.Row] = []
     extent = _extent(quick, [units], seeds, epochs, runs, results)
-    for config in extent.cells(["bbb-mixture"]):
-        extent.run([config], images)
-        model = figures.bayesian_in(extent.folder(config))
+    for config, folder in extent.trained_to_be_pruned(images).items():
+        model = figures.bayesian_in(folder)
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
     table2.write(extent.results / "table2.csv", found)
-    about = {f"{extent.units[0]} units": {"command": _command(), "version": __version__}}
+    recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
+    about = {f"{extent.units[0]} units": {"command": _command(), **recipe}}
     write_atomically(extent.results / "table2.json", jsons.dumps(about, indent=1).encode())
     columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
     table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
@@ -247,7 +267,7 @@ def train(
     _check_method(method)
     if (folder / "checkpoint.safetensors").exists() and not resume:
         raise typer.BadParameter(f"{folder} holds a run already: --resume goes on with it.", param_hint="--folder")
-    (config,) = table1.cells([method], [units], [seed], [temperature], epochs)  # type: ignore[list-item]
+    (config,) = table1.cells([method], [units], [seed], [temperature], epochs)
     changes: dict[str, Any] = {"learning_rate": learning_rate, "averaging": averaging}
     schedule = replace(config.schedule, **{name: value for name, value in changes.items() if value is not None})
     config = replace(config, schedule=schedule, draws=draws)
@@ -285,7 +305,7 @@ def search(
     _check_method(method)
     if space not in ("paper", "ours"):
         raise typer.BadParameter(f"'{space}' is neither 'paper' nor 'ours'.", param_hint="--space")
-    (config,) = table1.cells([method], [units], [seed], epochs=epochs)  # type: ignore[list-item]
+    (config,) = table1.cells([method], [units], [seed], epochs=epochs)
     runs.mkdir(parents=True, exist_ok=True)
     best = experiments_search.search(
         config,
@@ -311,9 +331,9 @@ def tracked(values: Sequence[_Value], what: str) -> Iterator[_Value]:
         yield value
 
 
-def _check_method(method: str) -> None:
-    if method not in mnist.METHODS:
-        raise typer.BadParameter(f"'{method}' is none of {', '.join(mnist.METHODS)}.", param_hint="--method")
+def _check_method(method: str, methods: Sequence[str] = mnist.METHODS) -> None:
+    if method not in methods:
+        raise typer.BadParameter(f"'{method}' is none of {', '.join(methods)}.", param_hint="--method")
 
 
 def _show(rows: list[mnist.Result]) -> None:

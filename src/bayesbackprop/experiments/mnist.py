@@ -11,16 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesbackprop._errors import check_count, check_not_negative, check_positive, invalid
+from bayesbackprop._errors import check_count, check_not_negative, check_positive, check_probability, invalid
 from bayesbackprop._version import __version__
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.data import Images
+from bayesbackprop.files import read_checkpoint
 from bayesbackprop.likelihoods import Categorical, Likelihood
 from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
 from bayesbackprop.progress import Progress
+from bayesbackprop.pruning import prune
 from bayesbackprop.saving import save
-from bayesbackprop.train import Examples, Run, Schedule, error_of
+from bayesbackprop.train import BEST, Examples, Run, Schedule, error_of
 
 Method = Literal["bbb-mixture", "bbb-gaussian", "sgd", "dropout", "dropconnect", "map-gaussian", "map-laplace"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -45,6 +47,8 @@ class Config:
         prior_sigma: Of the Gaussian prior, or the scale of the Laplace prior.
         sigma: The initial standard deviation of the posterior.
         prediction_draws: Networks to average in the final evaluation.
+        pruned: Select the epoch by the validation error without this fraction of the weights.
+        start: The experiment whose selected weights are the initial means; none for random ones.
         seed: Of the initial weights and all noise.
     """
 
@@ -59,6 +63,8 @@ class Config:
     prior_sigma: float = 0.1
     sigma: float = 0.0067
     prediction_draws: int = 100
+    pruned: float = 0.0
+    start: "Config | None" = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,6 +74,19 @@ class Config:
         check_count("Config", least=0, seed=self.seed)
         check_positive("Config", sigma=self.sigma, prior_sigma=self.prior_sigma)
         check_not_negative("Config", temperature=self.temperature)
+        check_probability("Config", pruned=self.pruned)
+        if self.pruned and not self.is_bayesian:
+            raise invalid("pruned", "Config", "0 where there is no distribution on the weights", self.pruned)
+
+    @property
+    def row(self) -> str:
+        """The row of a table that this belongs to."""
+        return self.method if self.start is None else f"{self.method}-from-{self.start.method}"
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the training set, those of the start among them."""
+        return self.schedule.epochs + (0 if self.start is None else self.start.epochs)
 
     @property
     def prior(self) -> Prior:
@@ -145,27 +164,39 @@ def network(config: Config) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def prepare(config: Config, n: int, folder: Path) -> Run:
-    """The run that ``config`` describes, wherever it is."""
+def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> Run:
+    """The run that ``config`` describes, wherever it is; ``start`` is the folder of that which it starts from."""
     about = {"n": n, **{name: value for name, value in asdict(config).items() if name != "schedule"}}
     net = network(config)
+    if config.start is not None:
+        if start is None:
+            raise invalid("start", "prepare", "the folder of the run to start from", start)
+        _copy_means(config.start, start, net)
     if config.is_bayesian:
         model = Bayesian(net, Categorical(), config.prior, sigma=config.sigma, seed=config.seed)
         objective: nn.Module = FreeEnergy(model, n, draws=config.draws, temperature=config.temperature)
-        return Run(objective, net, config.schedule, folder, model.rho, about)
+        error = functools.partial(_error_without, model, config.pruned) if config.pruned else None
+        return Run(objective, net, config.schedule, folder, model.rho, about, error)
     prior = config.prior if config.method.startswith("map") else None
     return Run(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
 
 
 def run(
-    config: Config, images: Images, folder: Path, progress: Progress | None = None, *, curve: bool = False
+    config: Config,
+    images: Images,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    curve: bool = False,
+    start: Path | None = None,
 ) -> Result:
     """Train, select the epoch and the way to predict on the validation set, and only then look at the test set.
 
     With ``curve`` the test error is recorded after each epoch as well, for figure 2; nothing is selected by it.
+    ``start`` is the folder of the finished run of ``config.start``, if there is one.
     """
     training, validation, test = (Examples(*split) for split in images)
-    job = prepare(config, len(training.inputs), folder)
+    job = prepare(config, len(training.inputs), folder, start)
     watched = {"validation": validation, "test": test} if curve else {"validation": validation}
     state = job.train(training, watched, progress or Progress(quiet=True))
     job.load_best()
@@ -177,12 +208,12 @@ def run(
     on_validation = {name: error(validation) for name, error in errors.items()}
     prediction = min(on_validation, key=on_validation.__getitem__)
     return Result(
-        method=config.method,
+        method=config.row,
         units=config.units,
         temperature=config.temperature,
         seed=config.seed,
-        epochs=config.schedule.epochs,
-        selected_epoch=int(state.selected["epoch"]),
+        epochs=config.epochs,
+        selected_epoch=config.epochs - config.schedule.epochs + int(state.selected["epoch"]),
         validation_error=on_validation[prediction],
         test_error=errors[prediction](test),
         seconds=sum(record["seconds"] for record in state.records),
@@ -193,6 +224,20 @@ def run(
 def describe(config: Config) -> dict[str, object]:
     """A configuration as plain data, with the version that ran it."""
     return {**asdict(config), "version": __version__}
+
+
+def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
+    """Give ``net`` the weights that ``config`` selected in ``folder``, whatever stands between its layers."""
+    start = network(config)
+    tensors, _ = read_checkpoint(folder / BEST)
+    start.load_state_dict({name.split(".net.")[1]: value for name, value in tensors.items() if ".net." in name})
+    with torch.no_grad():
+        for own, theirs in zip(net.parameters(), start.parameters(), strict=True):
+            own.copy_(theirs)
+
+
+def _error_without(model: Bayesian, fraction: float, _: nn.Module, examples: Examples) -> float:
+    return error_of(prune(model, fraction).net, examples)
 
 
 def _error_of_draws(model: Bayesian, draws: int, examples: Examples) -> float:

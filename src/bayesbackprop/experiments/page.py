@@ -31,6 +31,7 @@ _NAMES = {
     "map-laplace": "MAP, Laplace prior",
     "bbb-gaussian": "Bayes by Backprop, Gaussian",
     "bbb-mixture": "Bayes by Backprop, scale mixture",
+    "bbb-mixture-from-dropout": "Bayes by Backprop, scale mixture, from dropout's weights",
 }
 
 FIGURES = {
@@ -94,16 +95,18 @@ def _speed(results: Path) -> Iterator[list[str]]:
 
 def _mnist(results: Path) -> Iterator[list[str]]:
     cells = table1.summary(table1.read(results / "table1.csv"))
+    theirs = " / ".join(f"{error:.2f}" for error in table1.PUBLISHED["bbb-mixture"].values())
     for method, temperature, epochs in sorted({(key[0], key[1], key[3]) for key in cells}, reverse=True):
         found = {units: cells.get((method, temperature, units, epochs)) for units in (400, 800, 1200)}
-        if method == "bbb-mixture":
+        if method.startswith("bbb-mixture"):
+            begun = ", from dropout's weights" if method.endswith("from-dropout") else ""
             cost = "the paper's cost" if temperature == 1 else f"complexity at temperature {temperature:g}"
             option = "" if temperature == 1 else f" --temperature {temperature:g}"
             seeds = "/".join(str(cell[2]) if cell else "0" for cell in found.values())
             yield [
-                f"MNIST test error, 2x400/800/1200, {cost}, {epochs} epochs ({seeds} seeds)",
+                f"MNIST test error, 2x400/800/1200, {cost}{begun}, {epochs} epochs ({seeds} seeds)",
                 " / ".join(f"{cell[0]:.2f}" if cell else _MISSING for cell in found.values()) + " %",
-                "paper " + " / ".join(f"{error:.2f}" for error in table1.PUBLISHED[method].values()) + " %, 600 epochs",
+                f"paper {theirs} %, 600 epochs",
                 f"`bbb reproduce table1 --method {method}{option}`",
             ]
 
@@ -223,6 +226,16 @@ def _commands(path: Path) -> list[str]:
     return sorted({entry["command"] for entry in json.loads(path.read_text()).values()}) if path.exists() else []
 
 
+def _trained(path: Path) -> Iterator[str]:
+    """How the networks that were pruned had been trained."""
+    for name, made in json.loads(path.read_text()).items():
+        yield (
+            f"Of {name}: trained for {made['schedule']['epochs']} epochs at temperature {made['temperature']:g}, prior "
+            f"pi {made['pi']:g}, sigma1 {made['sigma1']:.3g}, sigma2 {made['sigma2']:.3g}; the epoch chosen by the "
+            f"validation error without {made['pruned']:.0%} of the weights."
+        )
+
+
 def _line(path: Path) -> list[str]:
     if not path.exists():
         return []
@@ -244,7 +257,7 @@ def _table2(results: Path) -> list[Table]:
         rows.append([*ours, f"{float(row['test_error']):.2f}", str(table2.PUBLISHED[fraction]), size, latency])
     text = (
         "The plain sparse network of the means that are left; its file, and its time for one image, measured in turn "
-        "with the others of the same seed."
+        f"with the others of the same seed. {' '.join(_trained(results / 'table2.json'))}"
     )
     columns = [
         "units",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from bayesbackprop.data import Images
-from bayesbackprop.experiments.mnist import Config, Method, Result, describe, run
+from bayesbackprop.experiments.mnist import Config, Result, describe, run
 from bayesbackprop.experiments.records import write_rows
 from bayesbackprop.files import locked, write_atomically
 from bayesbackprop.progress import Progress
@@ -28,28 +29,35 @@ PUBLISHED: dict[str, dict[int, float]] = {
 _STEADY = Schedule(epochs=40, decay="constant", averaging=0.9998)
 
 # The recipes, chosen on the validation set; docs/decisions/mnist.md has what was tried.
-RECIPES: dict[Method, Config] = {
+RECIPES: dict[str, Config] = {
     # Noise that starts strong and changes slowly. With rho at the full rate the complexity cost falls further, and the
     # error rises: its optimum at temperature 1 is a smaller network than the best one.
     "bbb-mixture": Config("bbb-mixture", schedule=Schedule(epochs=40, rho_rate=0.1), sigma=0.02),
     "bbb-gaussian": Config("bbb-gaussian", schedule=Schedule(epochs=40, rho_rate=0.1), sigma=0.02, prior_sigma=1.0),
     "sgd": Config("sgd", schedule=Schedule(epochs=40, optimiser="sgd", learning_rate=0.1, decay="constant")),
-    "dropout": Config("dropout", schedule=replace(_STEADY, epochs=80)),  # whose error falls slowly
+    "dropout": Config("dropout", schedule=replace(_STEADY, epochs=48)),  # whose error falls slowly
     "dropconnect": Config("dropconnect", schedule=_STEADY),
     "map-gaussian": Config("map-gaussian", schedule=_STEADY),
     "map-laplace": Config("map-laplace", schedule=_STEADY, prior_sigma=0.05),
 }
 
 # Where another temperature than 1 has a recipe of its own.
-TEMPERED: dict[tuple[Method, float], Config] = {
+TEMPERED: dict[tuple[str, float], Config] = {
     ("bbb-mixture", 0.1): Config("bbb-mixture", schedule=replace(_STEADY, epochs=60), sigma=0.02),
 }
+
+# Beside those of the paper: from the weights of a network that was trained with dropout.
+_WARM = Schedule(epochs=10, learning_rate=1e-4, decay="constant", averaging=0.9998)
+RECIPES["bbb-mixture-from-dropout"] = Config("bbb-mixture", schedule=_WARM, sigma=0.02, start=RECIPES["dropout"])
+
+# Of a configuration that was written before it had them.
+_DEFAULTS = asdict(Config())
 
 _KEY = ("method", "units", "temperature", "seed", "epochs")
 
 
 def cells(
-    methods: Iterable[Method],
+    methods: Iterable[str],
     units: Iterable[int],
     seeds: Iterable[int],
     temperatures: Sequence[float] = (1.0,),
@@ -60,12 +68,16 @@ def cells(
     for seed in seeds:
         for method in methods:
             for temperature in temperatures if RECIPES[method].is_bayesian else (1.0,):
-                recipe = TEMPERED.get((method, temperature), RECIPES[method])
-                for number in units:
-                    schedule = replace(recipe.schedule, seed=seed, epochs=epochs or recipe.schedule.epochs)
-                    config = replace(recipe, units=number, seed=seed, temperature=temperature, schedule=schedule)
-                    chosen.append(config)
+                recipe = replace(TEMPERED.get((method, temperature), RECIPES[method]), temperature=temperature)
+                chosen += [sized(recipe, number, seed, epochs) for number in units]
     return chosen
+
+
+def sized(recipe: Config, units: int, seed: int, epochs: int | None = None) -> Config:
+    """A recipe for a network of so many units, and for what it starts from."""
+    start = None if recipe.start is None else sized(recipe.start, units, seed)
+    schedule = replace(recipe.schedule, seed=seed, epochs=epochs or recipe.schedule.epochs)
+    return replace(recipe, units=units, seed=seed, schedule=schedule, start=start)
 
 
 def reproduce(
@@ -84,26 +96,38 @@ def reproduce(
     """
     table = results / "table1.csv"
     for config in configs:
-        folder = runs / name_of(config)
-        done = folder / "result.json"
-        if not done.exists():
-            result = run(config, images, folder, progress(name_of(config)), curve=config.units == curves)
-            made = {"command": command, **describe(config)}
-            write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
-            (folder / CHECKPOINT).unlink()  # it served to resume
-        was = json.loads(done.read_text())
-        if any(was["made"].get(name) != value for name, value in asdict(config).items()):
-            raise ValueError(f"The run in {folder} was made by another recipe: remove it or choose other --runs.")
+        was = finished(config, images, runs, command, progress, curve=config.units == curves)
         with locked(results):
             write(table, [*read(table), Result(**was["result"])])
             _remember(results / "table1.json", name_of(config), was["made"])
     return read(table)
 
 
+def finished(
+    config: Config, images: Images, runs: Path, command: str, progress: Callable[[str], Progress], *, curve: bool
+) -> dict[str, Any]:
+    """What a run gave and how it was made, after running it, and what it starts from, if that has not been done."""
+    folder = runs / name_of(config)
+    done = folder / "result.json"
+    if not done.exists():
+        start = None
+        if config.start is not None:
+            finished(config.start, images, runs, command, progress, curve=curve)
+            start = runs / name_of(config.start)
+        result = run(config, images, folder, progress(name_of(config)), curve=curve, start=start)
+        made = {"command": command, **describe(config)}
+        write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
+        (folder / CHECKPOINT).unlink()  # it served to resume
+    was: dict[str, Any] = json.loads(done.read_text())
+    if any(was["made"].get(name, _DEFAULTS.get(name)) != value for name, value in asdict(config).items()):
+        raise ValueError(f"The run in {folder} was made by another recipe: remove it or choose other --runs.")
+    return was
+
+
 def name_of(config: Config) -> str:
     """The name of a run's folder."""
     temperature = "" if config.temperature == 1 else f"-t{config.temperature:g}"
-    return f"{config.method}-{config.units}{temperature}-{config.schedule.epochs}epochs-seed{config.seed}"
+    return f"{config.row}-{config.units}{temperature}-{config.epochs}epochs-seed{config.seed}"
 
 
 def read(path: Path) -> list[Result]:
