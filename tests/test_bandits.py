@@ -44,7 +44,7 @@ from ztests import assert_mean, assert_p_value, assert_variance, assert_z
 pytestmark = pytest.mark.identities
 
 FEATURES, ACTIONS = 3, 4
-TIMEOUT = 100
+TIMEOUT = 300
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from bayesbackprop.experiments.mnist import Config, DropConnect, Result, network
 from bayesbackprop.files import locked
 from bayesbackprop.progress import Progress
 from bayesbackprop.pruning import prune, snr
-from bayesbackprop.train import CHECKPOINT, Examples, Schedule, error_of
+from bayesbackprop.train import CHECKPOINT, METRICS, Examples, Schedule, error_of
 from ztests import assert_mean, assert_z
 
 pytestmark = pytest.mark.identities
@@ -373,6 +373,9 @@ def test_what_a_run_starts_from_is_run_first_and_once(tmp_path: Path) -> None:
     rows, ran = reproduce(tmp_path, [dropout, warm])
     assert ran == []
     assert [each.method for each in rows] == ["bbb-mixture-from-dropout", "dropout"]
+    folder = tmp_path / "runs" / table1.name_of(warm)
+    own = sum(json.loads(line)["seconds"] for line in (folder / METRICS).read_text().splitlines())
+    assert rows[0].seconds == pytest.approx(rows[1].seconds + own, rel=1e-4)  # of all its epochs, as the table says
 
 
 @pytest.mark.usefixtures("small")

@@ -33,7 +33,7 @@ from digits import BATCHES, EPOCHS, MIDDLE, checkpoint, metrics
 pytestmark = pytest.mark.equivalence
 
 QUIET = Progress(quiet=True)
-TIMEOUT = 100
+TIMEOUT = 300
 
 OPTIONS = {
     "mixture": ["--method", "bbb-mixture", "--units", "8"],

@@ -35,6 +35,9 @@ app.add_typer(bench.app, name="bench")
 # What typer raises for commands that it cannot make sense of; it has no public name for all of them.
 _WrongCommand: Any = typer.BadParameter.__base__
 
+# The exit code after Ctrl-C, as shells count it; typer gives it back instead of an exception.
+_INTERRUPTED = 130
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -54,9 +57,9 @@ def _options(
 def main() -> None:
     """Run the command; a mistake of the user's is one line that says what to do, unless ``BBB_TRACEBACK`` is set."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit("Stopped.")
+        code = _INTERRUPTED
     except _WrongCommand as error:
         if said := error.format_message():  # without arguments, typer has shown the help instead
             _say(f"{said.rstrip('.')}. See {error.ctx.command_path if error.ctx else 'bbb'} --help.")
@@ -67,6 +70,9 @@ def main() -> None:
         missing = isinstance(error, ModuleNotFoundError)
         _say(f"{error}" + (': this needs pip install "bayesbackprop[experiments]".' if missing else ""))
         sys.exit(1)
+    if code == _INTERRUPTED:
+        print("Stopped.", file=sys.stderr)
+    sys.exit(code)
 
 
 def _say(what: str) -> None:

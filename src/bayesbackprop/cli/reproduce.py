@@ -82,7 +82,9 @@ def _extent(quick: bool, units: Sequence[int], seeds: int, epochs: int | None, r
 
 @app.command("table1")
 def reproduce_table1(
-    methods: Annotated[list[str], typer.Option("--method", help="Rows; may be repeated.")] = _METHODS,
+    methods: Annotated[
+        list[str], typer.Option("--method", help=f"Rows, of {', '.join(table1.RECIPES)}; may be repeated.")
+    ] = _METHODS,
     units: Units = _UNITS,
     seeds: Seeds = 3,
     epochs: Epochs = None,

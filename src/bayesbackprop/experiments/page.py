@@ -55,6 +55,7 @@ def write(results: Path, docs: Path) -> Path:
             parts.append(f"## {caption}\n\n![{caption}](results/{name}.png)\n")
             parts += _line(results / f"{name}.json")
     path = docs / "results.md"
+    docs.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "\n".join(parts).encode())
     return path
 

@@ -110,11 +110,12 @@ def finished(
     folder = runs / name_of(config)
     done = folder / "result.json"
     if not done.exists():
-        start = None
+        start, before = None, 0.0
         if config.start is not None:
-            finished(config.start, images, runs, command, progress, curve=curve)
+            before = finished(config.start, images, runs, command, progress, curve=curve)["result"]["seconds"]
             start = runs / name_of(config.start)
         result = run(config, images, folder, progress(name_of(config)), curve=curve, start=start)
+        result = replace(result, seconds=before + result.seconds)
         made = {"command": command, **describe(config)}
         write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
         (folder / CHECKPOINT).unlink()  # it served to resume
