@@ -117,6 +117,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(method: str, stopped: Path, 
             assert ends[f"{method}-{way}"] > 0
             assert "Traceback" not in said
             assert "Error" not in said
+            assert said.splitlines()[-1] == "Stopped."
         _, metadata = checkpoint(folder)
         assert metadata["state"]["step"] == (BATCHES if way == "kill" else MIDDLE + 1)
         assert bool(metadata["state"]["sums"]) == bool(metadata["state"]["seconds"]) == (way == "interrupt")
