@@ -337,8 +337,7 @@ def test_a_quick_figure_6_is_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_pat
     drawn: list[Any] = []
     monkeypatch.setattr(bandit, "run_all", lambda jobs, *_: asked.extend(jobs) or points())
     monkeypatch.setattr(bandit, "fig6", lambda *arguments: drawn.append(arguments[:2]) or "drawn")
-    places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
-    assert bbb("reproduce", "fig6", "--quick", *places).stdout == "drawn\n"
+    assert bbb("reproduce", "fig6", "--quick", "--runs", tmp_path / "runs").stdout == "drawn\n"
     assert {(job.steps, job.seeds) for job in asked} == {(500, (0, 1))}
     assert drawn == [(points(), tmp_path / "runs" / "quick")]
 
@@ -364,8 +363,7 @@ def test_a_quick_figure_5_is_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_pat
     drawn: list[Any] = []
     monkeypatch.setattr(regression, "fit", curve)
     monkeypatch.setattr(regression, "fig5", lambda *arguments: drawn.append(arguments) or "drawn")
-    places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
-    assert bbb("reproduce", "fig5", "--quick", *places).stdout == "drawn\n"
+    assert bbb("reproduce", "fig5", "--quick", "--runs", tmp_path / "runs").stdout == "drawn\n"
     ((curves, results, _),) = drawn
     assert list(curves) == [
         Config(method, variant, steps=500) for variant in regression.VARIANTS for method in regression.METHODS

@@ -313,9 +313,7 @@ def test_summary_is_mean_and_spread_over_seeds() -> None:
     assert math.isnan(spread)
 
 
-def reproduce(
-    folder: Path, configs: list[Config], command: str = "bbb test", **options: Any
-) -> tuple[list[Result], list[str]]:
+def reproduce(folder: Path, configs: list[Config], command: str = "bbb test") -> tuple[list[Result], list[str]]:
     """The table, and the names of what was run for it."""
     ran: list[str] = []
 
@@ -324,13 +322,32 @@ def reproduce(
         return Progress(quiet=True)
 
     where = folder / "runs", folder / "results"
-    return table1.reproduce(configs, digits.images(), *where, command, progress, **options), ran
+    return table1.reproduce(configs, digits.images(), *where, command, progress), ran
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "mnist", digits.images)
     monkeypatch.setattr(table1, "RECIPES", digits.RECIPES)
+
+
+def test_differences_from_the_paper() -> None:
+    rows = [row(test_error=1.80), row(seed=1, test_error=1.90), row(units=1200, test_error=2.0), row(units=9)]
+    warm = row(method="bbb-mixture-from-dropout", units=800, epochs=58, test_error=1.24)
+    said = table1.difference([*rows, warm, row(method="bbb-mixture", temperature=0.5, test_error=1.5)])
+    assert "SGD (40 epochs) +0.02 at 2x400, +0.12 at 2x1200. Ours" in said
+    assert "from dropout's weights (58 epochs) -0.10 at 2x800; " in said
+    assert "scale mixture, temperature 0.5 (40 epochs) +0.14 at 2x400; " in said
+    assert "in points: none of its sizes. " in table1.difference([row(units=9)])
+    pruned = [
+        table2.Row(1200, seed, fraction, 1, error + 0.02 * seed, size, 100 / (1 + fraction))
+        for seed in (0, 1)
+        for fraction, error, size in ((0.0, 1.30, 1000), (0.95, 1.33, 100), (0.98, 1.4, 40))
+    ]
+    assert table2.difference(pruned) == (
+        "Points lost without 95 / 98 % of the weights: 0.03 / 0.10; in the paper 0.05 / 0.15. At 98%, of the whole "
+        "network's: file 1/25.0, time for one image 1/2.0. Ours begin at 1.31 %, the paper's at 1.24 %."
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -425,7 +442,7 @@ def test_results_of_another_recipe_are_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small")
 def test_test_errors_by_epoch_are_those_of_the_figures_only(tmp_path: Path) -> None:
     small, large = table1.cells(["sgd"], [8, 16], [0])
-    reproduce(tmp_path, [small, large], curves=16)
+    reproduce(tmp_path, [small, large])
     for config in (small, large):
         records = digits.metrics(tmp_path / "runs" / table1.name_of(config))
         assert all(("test_error" in record) == (config is large) for record in records)
@@ -476,10 +493,9 @@ def test_two_at_once_lose_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("small")
 def test_the_quick_table(tmp_path: Path) -> None:
-    options = ["--quick", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    result = CliRunner().invoke(app, ["reproduce", "table1", *options])
+    result = CliRunner().invoke(app, ["reproduce", "table1", "--quick", "--runs", str(tmp_path / "runs")])
     assert result.exit_code == 0, result.output
-    assert not (tmp_path / "results").exists()
+    assert f"Wrote {tmp_path / 'runs' / 'quick' / 'table1'}: csv, png, svg." in result.stderr
     with (tmp_path / "runs" / "quick" / "table1.csv").open() as file:
         assert file.readline() == COLUMNS + "\n"
         rows = list(csv.DictReader(file, COLUMNS.split(",")))
@@ -491,6 +507,43 @@ def test_the_quick_table(tmp_path: Path) -> None:
         assert 0 <= float(each["test_error"]) <= 100
         assert 1 <= int(each["selected_epoch"]) <= 3
         assert each["prediction"] in ("mean", "draws")
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_quick_is_otherwise_what_was_asked_for(tmp_path: Path) -> None:
+    options = ["--method", "sgd", "--units", "8", "--seeds", "2", "--epochs", "1", "--results", str(tmp_path / "here")]
+    command = ["reproduce", "table1", "--quick", *options, "--runs", str(tmp_path / "runs")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    rows = table1.read(tmp_path / "here" / "table1.csv")
+    assert [(each.method, each.units, each.epochs, each.seed) for each in rows] == [("sgd", 8, 1, 0), ("sgd", 8, 1, 1)]
+    assert {path.name for path in (tmp_path / "runs" / "quick").iterdir()} == {
+        "sgd-8-1epochs-seed0",
+        "sgd-8-1epochs-seed1",
+    }
+
+
+@pytest.mark.usefixtures("small")
+def test_figures_of_several_seeds(tmp_path: Path) -> None:
+    options = ["--quick", "--units", "8", "--seeds", "2", "--runs", str(tmp_path)]
+    for name in ("fig2", "fig3", "fig4"):
+        result = CliRunner().invoke(app, ["reproduce", name, *options])
+        assert result.exit_code == 0, result.output
+        assert "2x8 (the paper's 2x1200), 2 seeds" in " ".join(result.stdout.split())
+    folder = tmp_path / "quick"
+    runs = [[each["test_error"] for each in digits.metrics(folder / f"sgd-8-3epochs-seed{seed}")] for seed in (0, 1)]
+    assert runs[0] != runs[1]
+    assert figures.read_csv(folder / "fig2.csv")["sgd"] == pytest.approx(np.mean(runs, 0))
+    weights = [figures.trained_weights(folder / f"sgd-8-3epochs-seed{seed}") for seed in (0, 1)]
+    inside = np.mean(np.abs(np.concatenate(weights)) < 0.405)
+    assert figures.read_csv(folder / "fig3.csv")["sgd"].sum() * 0.01 == pytest.approx(inside, rel=1e-4)
+    models = [figures.bayesian_in(folder / "table2" / f"bbb-mixture-8-t0.1-3epochs-seed{seed}") for seed in (0, 1)]
+    below = (torch.cat(list(map(snr, models))).log10() < 1.9).double().mean()
+    assert figures.read_csv(folder / "fig4.csv")["cdf"][-1] == pytest.approx(float(below), rel=1e-5)
+    # A run that was made without test errors has none to show.
+    path = folder / "sgd-8-3epochs-seed0" / METRICS
+    path.write_text(path.read_text().replace("test_error", "other"))
+    result = CliRunner().invoke(app, ["reproduce", "fig2", *options])
+    assert "sgd-8-3epochs-seed0 has no test errors by epoch: remove it" in str(result.exception)
 
 
 @pytest.mark.usefixtures("small")
@@ -545,7 +598,7 @@ QUICK = ("table1", "fig2", "fig3", "fig4", "table2")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
     """The folder that the quick commands leave behind, and what each said."""
     folder = tmp_path_factory.mktemp("quick")
-    options = ["--quick", "--runs", str(folder / "runs"), "--results", str(folder / "results")]
+    options = ["--quick", "--runs", str(folder / "runs")]
     said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "mnist", digits.images)
@@ -565,12 +618,7 @@ def test_what_is_quick_touches_no_result(quick: tuple[Path, dict[str, str]]) -> 
     assert [path.name for path in folder.iterdir()] == ["runs"]
     assert [path.name for path in (folder / "runs").iterdir()] == ["quick"]
     files = {path.name for path in (folder / "runs" / "quick").iterdir() if path.is_file()}
-    pictures = {f"fig{number}.{suffix}" for number in (2, 3, 4) for suffix in ("csv", "json", "png", "svg")}
-    assert files == {
-        *pictures,
-        *(f"table{number}.{suffix}" for number in (1, 2) for suffix in ("csv", "json")),
-        ".lock",
-    }
+    assert files == {".lock", *(f"{name}.{suffix}" for name in QUICK for suffix in ("csv", "json", "png", "svg"))}
     for name in ("fig2", "fig3", "fig4"):
         about = json.loads((folder / "runs" / "quick" / f"{name}.json").read_text())
         assert about.keys() == {"line", "command", "version"}
@@ -672,7 +720,13 @@ def test_the_page_shows_the_lines(quick: tuple[Path, dict[str, str]], tmp_path: 
     for name in ("fig2", "fig3", "fig4"):
         assert f"(results/{name}.png)\n\n{said[name]}\n\nCommand: `bbb reproduce {name} --quick`\n" in text
         assert (tmp_path / "results" / f"{name}.png").exists()
+    for name in ("table1", "table2"):
+        assert f"](results/{name}.png)\n" in text
+        assert (tmp_path / "results" / f"{name}.png").exists()
     assert "| 2x100 | 98% | 0 |" in text
+    assert "| method | epochs | 2x100 | paper | 2x400 | paper | 2x800 |" in text
+    with pytest.raises(ValueError, match="'results' parameter of bbb reproduce page must be a folder of results"):
+        page.write(tmp_path / "none", tmp_path)
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "fig3.png").write_bytes(b"")
     text = page.write(tmp_path / "some", tmp_path).read_text()

@@ -143,11 +143,9 @@ def test_every_command_has_an_example_that_can_be_parsed(words: tuple[str, ...])
 def test_what_is_random_has_a_seed() -> None:
     # Those that compute nothing random, or read what others wrote.
     without = {"data list", "data fetch", "data where", "bench report", "reproduce page", "report"}
-    # The first seed of a figure, which others share.
-    figures = {"reproduce fig2", "reproduce fig3", "reproduce fig4"}
     for words, command in EVERY.items():
         names = {name for option in command.params for name in option.opts}
-        assert bool(names & {"--seed", "--seeds"}) != (" ".join(words) in without | figures), words
+        assert bool(names & {"--seed", "--seeds"}) != (" ".join(words) in without), words
 
 
 @pytest.mark.parametrize(
@@ -197,6 +195,19 @@ def test_prune_says_it_to_programs(tmp_path: Path) -> None:
         assert Path(found[f"{kind}_file"]).stat().st_size == found[f"{kind}_bytes"]
     assert found["dense_us"] > 0
     assert found["sparse_us"] > 0
+
+
+@pytest.mark.parametrize("option", ["--out", "--sparse"])
+def test_prune_does_not_write_over_what_it_reads(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    save(Bayesian(mlp([4, 8, 3]), Categorical()), path)
+    before = path.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    for command, says in (([option, path.name], "another file than the checkpoint"), (["--time", "1"], "at least 2")):
+        with pytest.raises(ValueError, match=says):
+            CliRunner().invoke(app, ["prune", str(path), *command], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
 
 
 def test_the_data_sets_to_programs() -> None:

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+import digits
 from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, data, prune, save, save_sparse, sparse
 from bayesbackprop.cli import app, evaluate
 from bayesbackprop.data import Images, Split
-from bayesbackprop.experiments import diagrams
+from bayesbackprop.experiments import diagrams, mnist
 from bayesbackprop.experiments.networks import from_file, mlp
 from bayesbackprop.metrics import BINS, brier, calibration, error, nll, score
 from bayesbackprop.predict import predictive
+from bayesbackprop.progress import Progress
+from bayesbackprop.train import BEST, CHECKPOINT, Examples
 
 pytestmark = pytest.mark.identities
 
@@ -199,6 +202,15 @@ def test_a_file_of_another_architecture_is_refused(net: nn.Module, tmp_path: Pat
     save(Bayesian(net, Categorical()), tmp_path / "model")
     with pytest.raises(ValueError, match=r"a checkpoint of a fully connected nn\.Sequential"):
         from_file(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, BEST])
+def test_the_state_of_a_run_is_not_its_model(name: str, tmp_path: Path) -> None:
+    run = mnist.prepare(digits.RECIPES["bbb-mixture"], digits.N, tmp_path)
+    training, validation, _ = (Examples(*split) for split in digits.images())
+    run.train(training, {"validation": validation}, Progress(quiet=True))
+    with pytest.raises(ValueError, match=r"must be the model that a run leaves at its end, model\.safetensors"):
+        from_file(tmp_path / name)
 
 
 def test_the_loaders_of_evaluate_are_those_of_the_data_sets() -> None:

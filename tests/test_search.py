@@ -95,6 +95,12 @@ def flat(config: Config) -> dict[str, Any]:
     return {**values, **schedule}
 
 
+def named(trial: Any) -> dict[str, Any]:
+    """What a trial tried, as a configuration names it."""
+    logs = {name.removeprefix("-log "): math.exp(-v) for name, v in trial.params.items() if "log" in name}
+    return {**{name: value for name, value in trial.params.items() if "log" not in name}, **logs}
+
+
 @pytest.mark.parametrize("space", ["paper", "ours"])
 @pytest.mark.parametrize("method", mnist.METHODS)
 def test_what_has_a_meaning_is_searched_and_nothing_else(
@@ -106,9 +112,7 @@ def test_what_has_a_meaning_is_searched_and_nothing_else(
         assert set(trial.params) == SEARCHED.get((space, method), {"learning_rate"})
         if space == "paper":
             assert all(value in search.GRID[name] for name, value in trial.params.items())
-        logs = {name.removeprefix("-log "): math.exp(-v) for name, v in trial.params.items() if "log" in name}
-        others = {name: value for name, value in trial.params.items() if "log" not in name}
-        assert flat(config) == {**recipe, **others, **logs}
+        assert flat(config) == {**recipe, **named(trial)}
 
 
 def test_each_point_of_the_grid_is_tried_once(tried: list[Config], tmp_path: Path) -> None:
@@ -130,11 +134,54 @@ def test_a_study_goes_on(tmp_path: Path) -> None:
     assert found[1]["validation_error"] == min(trial.value for trial in trials)
     for each in found:
         params = {name: value for name, value in each.items() if name not in ("validation_error", "trials")}
-        assert params in [trial.params for trial in trials]
+        assert params in [named(trial) for trial in trials]
     for trial in trials:
         assert list(trial.intermediate_values) == list(range(1, digits.EPOCHS + 1))
         assert trial.value == min(trial.intermediate_values.values())
     assert list(tmp_path.glob("search/*")) == []
+
+
+@pytest.mark.parametrize("space", ["paper", "ours"])
+def test_a_trial_that_was_interrupted_goes_on(space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = digits.RECIPES["sgd"]
+    seen: list[list[int]] = []
+    epoch = search._Watch.epoch
+
+    def watch(self: Any, record: Mapping[str, float]) -> None:
+        epoch(self, record)
+        seen[-1].append(int(record["epoch"]))
+        if len(seen) < 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(search._Watch, "epoch", watch)
+    for _ in range(2):
+        seen.append([])
+        with pytest.raises(KeyboardInterrupt):
+            look(tmp_path, config, space)
+    seen.append([])
+    look(tmp_path, config, space)
+    assert seen == [[1], [2], [3]]  # no epoch twice
+    trials = trials_in(tmp_path)
+    assert [trial.state.name for trial in trials] == ["FAIL", "FAIL", "COMPLETE"]
+    assert trials[0].params == trials[1].params == trials[2].params
+    assert sorted(trials[-1].intermediate_values) == [1, 2, 3]
+    assert list(tmp_path.glob("search/*")) == []
+
+
+@pytest.mark.parametrize("storage", ["nonsense", "sqlite:////nowhere/at/all.db", "postgresql+none://here/there"])
+def test_a_bad_storage_is_refused(storage: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'storage' parameter of search must be the address of a database"):
+        search.search(
+            digits.RECIPES["sgd"],
+            images(),
+            space="ours",
+            trials=1,
+            storage=storage,
+            name="study",
+            folder=tmp_path / "search",
+            progress=lambda name: Progress(name, quiet=True),
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def completed(errors: Mapping[int, float]) -> Any:
@@ -183,8 +230,11 @@ def succeed(*command: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("small")
 def test_the_command(tmp_path: Path) -> None:
-    best = succeed(*COMMAND, "--trials", "2", "--runs", str(tmp_path))
+    result = CliRunner().invoke(app, [*COMMAND, "--trials", "2", "--runs", str(tmp_path)])
+    best = json.loads(result.stdout)
     assert best.keys() == {"validation_error", "learning_rate", "trials"}
+    again = f"bbb train --method sgd --units 8 --epochs {digits.EPOCHS} --learning-rate {best['learning_rate']:g}"
+    assert f"To train it: {again}\n" in result.stderr
     assert best["trials"] == len(trials_in(tmp_path, NAME)) == 2
     # Another search is another study, in the same file or in one that is named.
     storage = f"sqlite:///{tmp_path / 'other.db'}"
@@ -225,4 +275,5 @@ def test_a_search_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
     first, _, last = trials_in(tmp_path, NAME)
     assert (first.state.name, last.state.name) == ("FAIL", "COMPLETE")
     assert first.params == last.params
-    assert len(last.intermediate_values) == digits.EPOCHS
+    assert sorted(last.intermediate_values) == list(range(1, digits.EPOCHS + 1))
+    assert list(tmp_path.glob("search/*")) == []

@@ -84,6 +84,33 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert metrics(one) == metrics(other)
 
 
+@pytest.mark.usefixtures("small")
+def test_what_a_search_found_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[mnist.Config] = []
+    run = mnist.run
+
+    def spy(config: mnist.Config, *arguments: Any) -> mnist.Result:
+        configs.append(config)
+        return run(config, *arguments)
+
+    monkeypatch.setattr(mnist, "run", spy)
+    found = {"pi": 0.75, "sigma1": 0.5, "sigma2": 0.25, "sigma": 0.0625, "prior_sigma": 0.125}
+    rates = {"learning_rate": 0.01, "rho_rate": 0.5}
+    options = chain.from_iterable((f"--{name.replace('_', '-')}", value) for name, value in {**found, **rates}.items())
+    succeed("train", *OPTIONS["mixture"], *options, "--folder", tmp_path)
+    (config,) = configs
+    assert {name: getattr(config, name) for name in found} == found
+    assert {name: getattr(config.schedule, name) for name in rates} == rates
+
+
+@pytest.mark.usefixtures("small")
+def test_resuming_where_there_is_no_run_is_said(tmp_path: Path) -> None:
+    command = ["train", *OPTIONS["momentum"], "--folder", tmp_path]
+    says = "There is no run in"
+    assert says in bbb(*command, "--resume").stderr
+    assert says not in bbb(*command, "--resume").stderr
+
+
 # --- killed and resumed ----------------------------------------------------------------------------------------------
 
 

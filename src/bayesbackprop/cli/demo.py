@@ -10,7 +10,7 @@ import typer
 
 from bayesbackprop import data
 from bayesbackprop.cli.bandit import live
-from bayesbackprop.cli.reproduce import Results, Threads, set_threads, tracked
+from bayesbackprop.cli.reproduce import Threads, Written, set_threads, tracked
 from bayesbackprop.experiments import bandit
 from bayesbackprop.progress import Progress
 
@@ -22,7 +22,7 @@ def demo(
         "demo"
     ),
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
-    results: Results = _RESULTS,
+    results: Written = _RESULTS,
     threads: Threads = None,
 ) -> None:
     """See it all work: a few minutes, and one page to look at.
@@ -75,7 +75,7 @@ def demo(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of `bbb train`, or those inside of a `bbb demo`'s.")],
     out: Annotated[Path, typer.Option(dir_okay=False, help="Where the page goes.")] = _REPORT,
-    results: Results = _RESULTS,
+    results: Written = _RESULTS,
     data_set: Annotated[
         Path | None, typer.Option("--folder", help="Where the MNIST files are.", show_default=False)
     ] = None,

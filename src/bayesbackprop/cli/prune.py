@@ -31,7 +31,7 @@ def command(
         typer.Option("--sparse", dir_okay=False, help="Where the plain sparse network goes.", show_default=False),
     ] = None,
     rounds: Annotated[
-        int, typer.Option("--time", help="Time the dense and the sparse network, this often each; at least 2.")
+        int, typer.Option("--time", min=0, help="Time the dense and the sparse network, this often each; 0: do not.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs that --time uses.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default=False)] = None,
@@ -51,6 +51,11 @@ def command(
     if out is None and sparse_file is None:
         stem = f"{checkpoint.stem}-{100 * fraction:g}"
         out, sparse_file = (checkpoint.with_name(f"{stem}{end}{checkpoint.suffix}") for end in ("", "-sparse"))
+    if rounds == 1:
+        raise invalid("--time", "bbb prune", "0 or at least 2, to have a median", rounds)
+    for path in (out, sparse_file):
+        if path is not None and path.resolve() == checkpoint.resolve():
+            raise invalid("--out or --sparse", "bbb prune", "another file than the checkpoint", str(path))
     pruned = prune(model, fraction)
     plain = sparse(pruned)
     dense_bytes = len(safetensors.torch.save(dict(model.net.state_dict())))

@@ -22,42 +22,57 @@ from bayesbackprop.experiments import search as experiments_search
 from bayesbackprop.experiments.records import write_line
 from bayesbackprop.files import write_atomically
 from bayesbackprop.progress import Progress
-from bayesbackprop.train import Examples, distributed
+from bayesbackprop.train import CHECKPOINT, Examples, distributed
 
 app = typer.Typer(help="The tables and figures of the paper, one command each.", no_args_is_help=True)
 
 _Value = TypeVar("_Value")
 
-Units = Annotated[list[int], typer.Option(min=1, help="Of each hidden layer; may be repeated.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")]
+Units = Annotated[
+    list[int] | None, typer.Option(min=1, help="Of each hidden layer; may be repeated. [default: 400, 800, 1200]")
+]
+OneUnits = Annotated[int | None, typer.Option(min=1, help="Of each hidden layer. [default: 1200]")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="How many, counted from 0. [default: 3]")]
+FiveSeeds = Annotated[int | None, typer.Option(min=1, help="How many, counted from 0. [default: 5]")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Minutes instead of hours: small, short, one seed.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Minutes instead of hours: small, short, one seed, unless you say otherwise.")
+]
 Runs = Annotated[Path, typer.Option(file_okay=False, help="For checkpoints; a run that was stopped goes on there.")]
-Results = Annotated[Path, typer.Option(file_okay=False, help="For tables and pictures.")]
+Results = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="For tables and pictures. [default: results; runs/quick with --quick]"),
+]
+Written = Annotated[Path, typer.Option(file_okay=False, help="Where the tables and pictures are.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch; all cores unless given.")]
 
+
 _METHODS = list(table1.PUBLISHED)
-_UNITS = [400, 800, 1200]
+_UNITS = list(table1.PUBLISHED["sgd"])
+# What a search says beside the options of `bbb train`.
+_FOUND = ("validation_error", "trials")
+
 _RUNS = Path("runs")
 _RESULTS = Path("results")
 
 
 @dataclass(frozen=True)
 class _Extent:
-    """What of the recipes to run, and where; ``shown`` are the units of the networks in the figures."""
+    """What of the recipes to run, and where."""
 
     units: Sequence[int]
     seeds: int
     epochs: int | None
     runs: Path
     results: Path
-    shown: int = 1200
 
     def cells(self, methods: Sequence[str], temperatures: Sequence[float] = (1.0,)) -> list[mnist.Config]:
         return table1.cells(methods, self.units, range(self.seeds), temperatures, self.epochs)
 
     def run(self, configs: Sequence[mnist.Config], images: data.Images) -> list[mnist.Result]:
-        return table1.reproduce(configs, images, self.runs, self.results, _command(), Progress, curves=self.shown)
+        rows = table1.reproduce(configs, images, self.runs, self.results, _command(), Progress)
+        table1.draw(rows, self.results / "table1")
+        return rows
 
     def trained(self, methods: Sequence[str], images: data.Images) -> dict[mnist.Config, Path]:
         """The folders of the networks of Table 1."""
@@ -74,10 +89,26 @@ class _Extent:
         return {config: runs / table1.name_of(config) for config in configs}
 
 
-def _extent(quick: bool, units: Sequence[int], seeds: int, epochs: int | None, runs: Path, results: Path) -> _Extent:
-    """What was asked for; what is quick has a folder of its own, for it is no result."""
+def _extent(
+    quick: bool,
+    sizes: Sequence[int],
+    units: Sequence[int] | int | None,
+    seeds: int | None,
+    epochs: int | None,
+    runs: Path,
+    results: Path | None,
+) -> _Extent:
+    """What was asked for; else all, or what is quick, which goes elsewhere, for it is no result."""
     own = runs / "quick"
-    return _Extent([100], 1, 3, own, own, shown=100) if quick else _Extent(units, seeds, epochs, runs, results)
+    base = _Extent([100], 1, 3, own, own) if quick else _Extent(sizes, 3, None, runs, _RESULTS)
+    chosen = [units] if isinstance(units, int) else units
+    return _Extent(chosen or base.units, seeds or base.seeds, epochs or base.epochs, base.runs, results or base.results)
+
+
+def _wrote(results: Path, name: str) -> None:
+    """Say where a result is."""
+    made = sorted(path.suffix[1:] for path in results.glob(f"{name}.*") if path.suffix != ".json")
+    rich.console.Console(stderr=True).print(f"Wrote {results / name}: {', '.join(made)}.", soft_wrap=True)
 
 
 @app.command("table1")
@@ -85,15 +116,15 @@ def reproduce_table1(
     methods: Annotated[
         list[str], typer.Option("--method", help=f"Rows, of {', '.join(table1.RECIPES)}; may be repeated.")
     ] = _METHODS,
-    units: Units = _UNITS,
-    seeds: Seeds = 3,
+    units: Units = None,
+    seeds: Seeds = None,
     epochs: Epochs = None,
     temperatures: Annotated[
         list[float], typer.Option("--temperature", min=0, help="Of the complexity; 1 is the paper's cost.")
     ] = [1.0],  # noqa: B006
     quick: Quick = False,
     runs: Runs = _RUNS,
-    results: Results = _RESULTS,
+    results: Results = None,
     threads: Threads = None,
 ) -> None:
     """Test errors on MNIST. Hours; can be stopped and started again at any time.
@@ -103,8 +134,9 @@ def reproduce_table1(
     set_threads(threads)
     for method in methods:
         _check_method(method, list(table1.RECIPES))
-    extent = _extent(quick, units, seeds, epochs, runs, results)
+    extent = _extent(quick, _UNITS, units, seeds, epochs, runs, results)
     _show(extent.run(extent.cells(methods, temperatures), data.mnist()))
+    _wrote(extent.results, "table1")
 
 
 def _figure(
@@ -113,21 +145,24 @@ def _figure(
     draw: Callable[[Mapping[mnist.Config, Path], Path], str],
     shows: str,
 ) -> None:
-    """Make the command that reproduces a figure, of the first seed of 2x1200 networks."""
+    """Make the command that reproduces a figure."""
 
-    @app.command(name, help=f"{shows} (2x1200).\n\nExample: `bbb reproduce {name}`")
+    @app.command(name, help=f"{shows}.\n\nExample: `bbb reproduce {name} --seeds 1`")
     def reproduce_figure(
+        units: OneUnits = None,
+        seeds: Seeds = None,
         epochs: Epochs = None,
         quick: Quick = False,
         runs: Runs = _RUNS,
-        results: Results = _RESULTS,
+        results: Results = None,
         threads: Threads = None,
     ) -> None:
         set_threads(threads)
-        extent = _extent(quick, [1200], 1, epochs, runs, results)
+        extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
         line = draw(trained(extent, data.mnist()), extent.results)
         write_line(extent.results / f"{name}.json", line, _command())
         rich.console.Console().print(line)
+        _wrote(extent.results, name)
 
 
 def _shown(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
@@ -146,12 +181,12 @@ _figure(
 
 @app.command("table2")
 def reproduce_table2(
-    units: Annotated[int, typer.Option(min=1, help="Of each hidden layer.")] = 1200,
-    seeds: Seeds = 3,
+    units: OneUnits = None,
+    seeds: Seeds = None,
     epochs: Epochs = None,
     quick: Quick = False,
     runs: Runs = _RUNS,
-    results: Results = _RESULTS,
+    results: Results = None,
     threads: Threads = None,
 ) -> None:
     """Test error, file size and latency after pruning by signal-to-noise ratio.
@@ -161,11 +196,12 @@ def reproduce_table2(
     set_threads(threads)
     images = data.mnist()
     found: list[table2.Row] = []
-    extent = _extent(quick, [units], seeds, epochs, runs, results)
+    extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
     for config, folder in extent.trained_to_be_pruned(images).items():
         model = figures.bayesian_in(folder)
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
     table2.write(extent.results / "table2.csv", found)
+    table2.draw(found, extent.results / "table2")
     recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
     about = {f"{extent.units[0]} units": {"command": _command(), **recipe}}
     write_atomically(extent.results / "table2.json", jsons.dumps(about, indent=1).encode())
@@ -176,18 +212,19 @@ def reproduce_table2(
         published = table2.PUBLISHED[row.fraction]
         table.add_row(*map(str, (*cells[:4], published, cells[4], f"{row.latency_us:.0f}")))
     rich.console.Console().print(table)
+    _wrote(extent.results, "table2")
 
 
 @app.command("fig5")
 def reproduce_fig5(
-    seeds: Seeds = 5,
+    seeds: FiveSeeds = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Of training, instead of the recipe's.")] = None,
     variants: Annotated[
         list[str], typer.Option("--variant", help="The data: as the figure's look, or as the formula says.")
     ] = list(regression.VARIANTS),  # noqa: B006
     quick: Quick = False,
     runs: Runs = _RUNS,
-    results: Results = _RESULTS,
+    results: Results = None,
     threads: Threads = None,
 ) -> None:
     """Regression curves with their bands: Bayes by Backprop and a standard network.
@@ -195,44 +232,46 @@ def reproduce_fig5(
     Example: `bbb reproduce fig5 --seeds 1`
     """
     set_threads(threads)
-    if quick:
-        seeds, steps, results = 1, 500, runs / "quick"
+    results = results or (runs / "quick" if quick else _RESULTS)
+    steps = steps or (500 if quick else None)
     changes: dict[str, Any] = {} if steps is None else {"steps": steps}
     configs = [
         regression.Config(method, variant, seed=seed, **changes)  # type: ignore[arg-type]
-        for seed in range(seeds)
+        for seed in range(seeds or (1 if quick else 5))
         for variant in variants
         for method in regression.METHODS
     ]
     curves = {config: regression.fit(config) for config in tracked(configs, "fitting")}
     rich.console.Console().print(regression.fig5(curves, results, _command()))
+    _wrote(results, "fig5")
 
 
 @app.command("fig6")
 def reproduce_fig6(
-    seeds: Seeds = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 50_000,
+    seeds: FiveSeeds = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Interactions of each agent. [default: 50000]")] = None,
     updates: Annotated[int, typer.Option(min=1, help="Minibatches after each interaction; 64 in the paper.")] = 4,
     quick: Quick = False,
     runs: Runs = _RUNS,
-    results: Results = _RESULTS,
+    results: Results = None,
     cores: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
 ) -> None:
     """The regret of Thompson sampling and of epsilon-greedy agents on mushrooms. Hours; can be stopped at any time.
 
     Example: `bbb reproduce fig6 --steps 5000`
     """
-    if quick:
-        seeds, steps, updates, results = 2, 500, 4, runs / "quick"
-    jobs = [bandit.Job("mushroom", group, tuple(range(seeds)), steps, updates) for group in bandit.GROUPS]
+    results = results or (runs / "quick" if quick else _RESULTS)
+    numbers, steps = tuple(range(seeds or (2 if quick else 5))), steps or (500 if quick else 50_000)
+    jobs = [bandit.Job("mushroom", group, numbers, steps, updates) for group in bandit.GROUPS]
     with live(jobs) as says:
         points = bandit.run_all(jobs, runs / "bandit", cores, says)
     rich.console.Console().print(bandit.fig6(points, results, _command()))
+    _wrote(results, "fig6")
 
 
 @app.command("page")
 def reproduce_page(
-    results: Results = _RESULTS,
+    results: Written = _RESULTS,
     docs: Annotated[Path, typer.Option(file_okay=False, help="Where the page goes.")] = Path("docs"),
     readme: Annotated[
         Path | None, typer.Option(dir_okay=False, exists=True, help="Also write a summary between the marks in it.")
@@ -251,10 +290,18 @@ def train(
     method: Annotated[str, typer.Option(help=f"One of {', '.join(mnist.METHODS)}.")] = "bbb-mixture",
     units: Annotated[int, typer.Option(min=1, help="Of each hidden layer.")] = 400,
     epochs: Epochs = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0, help="Instead of the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Above 0, instead of the recipe's.")] = None,
+    rho_rate: Annotated[float | None, typer.Option(help="The rate of rho, in those of mu.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Monte Carlo samples a step.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="Of the complexity; 1 is the paper's cost.")] = 1.0,
-    averaging: Annotated[float | None, typer.Option(min=0, max=1, help="Of the parameters, over steps.")] = None,
+    pi: Annotated[float | None, typer.Option(min=0, max=1, help="Of the scale mixture.")] = None,
+    sigma1: Annotated[float | None, typer.Option(help="Of the scale mixture, the slab.")] = None,
+    sigma2: Annotated[float | None, typer.Option(help="Of the scale mixture, the spike.")] = None,
+    prior_sigma: Annotated[float | None, typer.Option(help="Of the Gaussian prior, or the Laplace prior.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Of the posterior, at the start.")] = None,
+    averaging: Annotated[
+        float | None, typer.Option(min=0, help="Of the parameters, over steps: 0 for none, or a factor below 1.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     folder: Annotated[Path, typer.Option(file_okay=False, help="For checkpoints and the model.")] = Path("runs/train"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
@@ -267,12 +314,16 @@ def train(
     """
     set_threads(threads)
     _check_method(method)
-    if (folder / "checkpoint.safetensors").exists() and not resume:
+    begun = (folder / CHECKPOINT).exists()
+    if begun and not resume:
         raise typer.BadParameter(f"{folder} holds a run already: --resume goes on with it.", param_hint="--folder")
+    if resume and not begun:
+        rich.console.Console(stderr=True).print(f"There is no run in {folder} yet: this one starts at the beginning.")
     (config,) = table1.cells([method], [units], [seed], [temperature], epochs)
-    changes: dict[str, Any] = {"learning_rate": learning_rate, "averaging": averaging}
-    schedule = replace(config.schedule, **{name: value for name, value in changes.items() if value is not None})
-    config = replace(config, schedule=schedule, draws=draws)
+    rates = {"learning_rate": learning_rate, "rho_rate": rho_rate, "averaging": averaging}
+    scales = {"pi": pi, "sigma1": sigma1, "sigma2": sigma2, "prior_sigma": prior_sigma, "sigma": sigma}
+    schedule = replace(config.schedule, **_given(rates))
+    config = replace(config, schedule=schedule, draws=draws, **_given(scales))
     with distributed():
         leads = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         board = folder / "tensorboard" if leads else None
@@ -284,6 +335,10 @@ def train(
         rich.console.Console().print_json(data=asdict(result))
     else:
         _show([result])
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def search(
@@ -308,7 +363,8 @@ def search(
     if space not in ("paper", "ours"):
         raise typer.BadParameter(f"'{space}' is neither 'paper' nor 'ours'.", param_hint="--space")
     (config,) = table1.cells([method], [units], [seed], epochs=epochs)
-    runs.mkdir(parents=True, exist_ok=True)
+    if storage is None:
+        runs.mkdir(parents=True, exist_ok=True)
     best = experiments_search.search(
         config,
         data.mnist(),
@@ -320,6 +376,9 @@ def search(
         progress=Progress,
     )
     rich.console.Console().print_json(data=best)
+    chosen = [f"--{name.replace('_', '-')} {value:g}" for name, value in best.items() if name not in _FOUND]
+    again = f"bbb train --method {method} --units {units} --epochs {config.schedule.epochs} {' '.join(chosen)}"
+    rich.console.Console(stderr=True).print(f"To train it: {again}", soft_wrap=True, highlight=False)
 
 
 def tracked(values: Sequence[_Value], what: str) -> Iterator[_Value]:

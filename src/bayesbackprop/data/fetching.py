@@ -200,8 +200,8 @@ def _retrieve(pooch: Any, name: str, file: File, target: Path, wheels: "_Wheels"
     advice = entry(name).advice or "check the connection and pip's index settings (pip config list)"
     raise FetchError(
         f"Could not fetch the file {file.name} of {name} ({file.size:,} bytes, sha256 {file.sha256}): "
-        f"{'; '.join(reasons)}. What to do: {advice}, or put the file into a folder and name that folder by the option "
-        f"--folder, the argument folder or the environment variable {ENVIRONMENT}.",
+        f"{'; '.join(reasons)}. What to do: {advice}, or put the file into a folder and name that folder in the "
+        f"environment variable {ENVIRONMENT} or by the argument folder.",
         unreachable=all(isinstance(failure, _UnreachableError) for failure in failures),
     )
 

@@ -1,6 +1,5 @@
 """Thompson sampling against epsilon-greedy (section 5.3 of the paper): figure 6, and the other environments."""
 
-import csv
 import functools
 import multiprocessing
 import queue
@@ -18,7 +17,7 @@ from bayesbackprop import bandits
 from bayesbackprop._errors import check_count, invalid
 from bayesbackprop.bandits import Agent, Environment
 from bayesbackprop.experiments.figures import finish, published, start
-from bayesbackprop.experiments.records import write_line, write_rows
+from bayesbackprop.experiments.records import read_rows, write_line, write_rows
 from bayesbackprop.priors import Normal
 
 ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
@@ -181,9 +180,7 @@ def write(path: Path, points: Iterable[Point]) -> None:
 
 def read(path: Path) -> list[Point]:
     """What :func:`write` wrote."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [Point(row["agent"], int(row["seed"]), int(row["step"]), float(row["regret"])) for row in rows]
+    return read_rows(path, Point)
 
 
 def means(points: Iterable[Point]) -> dict[str, dict[int, float]]:

@@ -6,7 +6,7 @@ Each is a table, a picture in PNG and SVG, and a line on how ours differs from t
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,13 @@ def fig2(folders: Mapping[Config, Path], results: Path) -> str:
     figure, axes = start("epoch", "test error %", _sizes(folders))
     said: list[str] = []
     columns: dict[str, list[float]] = {}
-    for config, folder in folders.items():
-        colour, label, theirs = STYLE[config.method]
-        records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-        errors = [record["test_error"] for record in records]
-        columns[config.method] = errors
+    for method, those in _by_method(folders).items():
+        colour, label, theirs = STYLE[method]
+        runs = np.array([_test_errors(folder) for folder in those])
+        columns[method] = errors = runs.mean(0).tolist()
         axes.plot(range(1, len(errors) + 1), errors, color=colour, label=label)
+        if len(runs) > 1:
+            axes.fill_between(range(1, len(errors) + 1), runs.min(0), runs.max(0), color=colour, alpha=0.15, lw=0)
         curve = published(f"error_{theirs}")
         epochs, paper = curve["epoch"], curve["test_error_pct_mean"]
         axes.plot(epochs, paper, color=colour, linestyle=":", label=f"{label}, paper")
@@ -100,10 +101,10 @@ def fig3(folders: Mapping[Config, Path], results: Path) -> str:
     figure, axes = start("weight", "density", _sizes(folders))
     said: list[str] = []
     columns: dict[str, NDArray[np.float64]] = {"weight": _WEIGHTS}
-    for config, folder in folders.items():
-        colour, label, theirs = STYLE[config.method]
-        density = _density(trained_weights(folder), _WEIGHTS)
-        columns[config.method] = density
+    for method, those in _by_method(folders).items():
+        colour, label, theirs = STYLE[method]
+        density = _density(np.concatenate([trained_weights(folder) for folder in those]), _WEIGHTS)
+        columns[method] = density
         axes.plot(_WEIGHTS, density, color=colour, label=label)
         curve = published(f"weight_density_{theirs}")
         axes.plot(curve["weight"], curve["density"], color=colour, linestyle=":", label=f"{label}, paper")
@@ -119,8 +120,8 @@ def fig3(folders: Mapping[Config, Path], results: Path) -> str:
 
 def fig4(folders: Mapping[Config, Path], results: Path) -> str:
     """Density and distribution function of the signal-to-noise ratio |mu| / sigma, on a logarithmic scale."""
-    (folder,) = folders.values()
-    logs = snr(bayesian_in(folder)).clamp(min=1e-12).log10().double().numpy()
+    ratios = torch.cat([snr(bayesian_in(folder)) for folder in folders.values()])
+    logs = ratios.clamp(min=1e-12).log10().double().numpy()
     density, below = _density(logs, _SNR), np.array([(logs <= level).mean() for level in _SNR])
     write_csv(results / "fig4.csv", {"log10_snr": _SNR, "density": density, "cdf": below})
     figure, axes = start("log10(|mu| / sigma)", "density and CDF", _sizes(folders))
@@ -182,14 +183,30 @@ def _density(values: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[
     return np.asarray(counts / (len(values) * width))
 
 
-def _sizes(configs: Iterable[Config]) -> str:
+def _by_method(folders: Mapping[Config, Path]) -> dict[str, list[Path]]:
+    """The folders of all seeds of each method."""
+    found: dict[str, list[Path]] = {}
+    for config, folder in folders.items():
+        found.setdefault(config.method, []).append(folder)
+    return found
+
+
+def _test_errors(folder: Path) -> list[float]:
+    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    if any("test_error" not in record for record in records):
+        raise ValueError(f"The run in {folder} has no test errors by epoch: remove it or choose other --runs.")
+    return [record["test_error"] for record in records]
+
+
+def _sizes(configs: Collection[Config]) -> str:
     (units,) = {config.units for config in configs}
-    return f"2x{_UNITS}" if units == _UNITS else f"2x{units} (the paper's 2x{_UNITS})"
+    seeds = len({config.seed for config in configs})
+    ours = f"2x{_UNITS}" if units == _UNITS else f"2x{units} (the paper's 2x{_UNITS})"
+    return ours if seeds == 1 else f"{ours}, {seeds} seeds"
 
 
 def _bayesian(configs: Iterable[Config]) -> Config:
-    (found,) = (config for config in configs if config.is_bayesian)
-    return found
+    return next(config for config in configs if config.is_bayesian)
 
 
 def _noise(configs: Iterable[Config]) -> str:
@@ -226,7 +243,7 @@ def panels(x: str, y: str, rows: int, columns: int) -> tuple[Any, Any]:
     return figure, every
 
 
-def finish(figure: Any, axes: Any, path: Path, line: str) -> str:
+def finish(figure: Any, axes: Any, path: Path, line: str = "") -> str:
     """Write a figure as PNG and SVG; gives ``line`` back."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt

@@ -60,6 +60,9 @@ def _sizes(path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> list[int
         for number, (inputs, outputs) in enumerate(pairwise(sizes))
         for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,)))
     }
+    if any(name.startswith("objective.") for name in tensors):
+        got = Described(f"{path}, the state of a run in training")
+        raise invalid("path", "from_file", "the model that a run leaves at its end, model.safetensors", got)
     if not means or means != expected:
         got = Described(f"{path}, with {', '.join(f'{name} {list(shape)}' for name, shape in means.items()) or 'none'}")
         constraint = "a checkpoint of a fully connected nn.Sequential of nn.Linear and nn.ReLU in turn"

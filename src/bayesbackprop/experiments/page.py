@@ -1,12 +1,10 @@
 """The page of results, written from the files in ``results/`` and from nothing else."""
 
-import csv
 import json
 import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -23,17 +21,6 @@ _PLAIN = ("sgd", "dropout", "passes", "bayesbackprop kept")
 # Around the summary in the README.
 _BEGIN, _END = "<!-- results: written by bbb reproduce page -->", "<!-- end of results -->"
 
-_NAMES = {
-    "sgd": "SGD",
-    "dropout": "SGD, dropout",
-    "dropconnect": "SGD, DropConnect",
-    "map-gaussian": "MAP, Gaussian prior",
-    "map-laplace": "MAP, Laplace prior",
-    "bbb-gaussian": "Bayes by Backprop, Gaussian",
-    "bbb-mixture": "Bayes by Backprop, scale mixture",
-    "bbb-mixture-from-dropout": "Bayes by Backprop, scale mixture, from dropout's weights",
-}
-
 FIGURES = {
     "fig2": "Figure 2: the test error as training progresses; dotted: the paper's",
     "fig3": "Figure 3: densities of the trained weights; dotted: the paper's",
@@ -45,19 +32,27 @@ FIGURES = {
 
 def write(results: Path, docs: Path) -> Path:
     """Write ``results.md`` in ``docs``, with the pictures beside it."""
+    if not results.is_dir():
+        raise invalid("results", "bbb reproduce page", "a folder of results", str(results))
     parts = ["# Results\n\nWritten by `bbb reproduce page` from the files in `results/`.\n"]
-    parts += [table.markdown() for table in tables(results)]
-    pictures = docs / "results"
+    for table in tables(results):
+        parts += [table.markdown(), *_picture(results, docs, table.name, table.title)]
     for name, caption in FIGURES.items():
-        if (results / f"{name}.png").exists():
-            pictures.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(results / f"{name}.png", pictures / f"{name}.png")
-            parts.append(f"## {caption}\n\n![{caption}](results/{name}.png)\n")
-            parts += _line(results / f"{name}.json")
+        if picture := _picture(results, docs, name, caption):
+            parts += [f"## {caption}\n", *picture, *_line(results / f"{name}.json")]
     path = docs / "results.md"
     docs.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "\n".join(parts).encode())
     return path
+
+
+def _picture(results: Path, docs: Path, name: str, caption: str) -> list[str]:
+    """Put a picture beside the page, and it into the page, if there is one."""
+    if not (results / f"{name}.png").exists():
+        return []
+    (docs / "results").mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(results / f"{name}.png", docs / "results" / f"{name}.png")
+    return [f"![{caption}](results/{name}.png)\n"]
 
 
 def write_summary(results: Path, readme: Path) -> None:
@@ -113,20 +108,15 @@ def _mnist(results: Path) -> Iterator[list[str]]:
 
 
 def _pruning(results: Path) -> Iterator[list[str]]:
-    path = results / "table2.csv"
-    if not path.exists():
+    found = table2.read(results / "table2.csv")
+    if not found:
         return
-    with path.open(newline="") as file:
-        found = list(csv.DictReader(file))
-
-    def average(column: str, fraction: float) -> float:
-        return mean(float(row[column]) for row in found if float(row["fraction"]) == fraction)
-
-    errors = " / ".join(f"{average('test_error', fraction):.2f}" for fraction in (0.0, 0.95, 0.98))
-    smaller, faster = (average(column, 0.0) / average(column, 0.98) for column in ("file_bytes", "latency_us"))
+    error, size, latency = (table2.means(found, column) for column in ("test_error", "file_bytes", "latency_us"))
+    errors = " / ".join(f"{error[fraction]:.2f}" for fraction in (0.0, 0.95, 0.98))
+    smaller, faster = size[0.0] / size[0.98], latency[0.0] / latency[0.98]
     theirs = " / ".join(f"{table2.PUBLISHED[fraction]:.2f}" for fraction in (0.0, 0.95, 0.98))
-    seeds = len({row["seed"] for row in found})
-    what = f"test error without 0 / 95 / 98 % of the weights of 2x{found[0]['units']} ({_count(seeds)})"
+    seeds = len({row.seed for row in found})
+    what = f"test error without 0 / 95 / 98 % of the weights of 2x{found[0].units} ({_count(seeds)})"
     ours = f"{errors} %; at 98 % the file is 1/{smaller:.0f} and a digit takes 1/{faster:.1f}"
     yield [what, ours, f"paper {theirs} %", ", ".join(f"`{each}`" for each in _commands(results / "table2.json"))]
 
@@ -155,6 +145,7 @@ def _bandit(results: Path) -> Iterator[list[str]]:
 class Table(NamedTuple):
     """A table of the paper beside ours, to be written as Markdown or HTML."""
 
+    name: str
     title: str
     text: str
     columns: list[str]
@@ -175,23 +166,24 @@ def tables(results: Path) -> list[Table]:
 
 
 def _table1(results: Path) -> list[Table]:
-    cells = table1.summary(table1.read(results / "table1.csv"))
+    found = table1.read(results / "table1.csv")
+    cells, sizes = table1.summary(found), table1.units_of(found)
     rows: list[list[str]] = []
     for method, temperature, epochs in sorted(
         {(method, temperature, epochs) for method, temperature, _, epochs in cells}
     ):
-        row = [_NAMES[method] + ("" if temperature == 1 else f", temperature {temperature:g}"), str(epochs)]
-        for units in (400, 800, 1200):
+        row = [table1.line_of(method, temperature), str(epochs)]
+        for units in sizes:
             error, spread, seeds = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
             row += [_cell(error, spread, seeds), f"{table1.PUBLISHED.get(method, {}).get(units, '')}"]
         rows.append(row)
     text = (
         "Test error in %, mean and standard deviation over seeds (how many in brackets). Epoch and way of predicting "
         "were chosen on the validation set. A temperature below 1 weakens the complexity cost; without one it is the "
-        "paper's."
+        f"paper's. {table1.difference(found)}"
     )
-    columns = ["method", "epochs", "2x400", "paper", "2x800", "paper", "2x1200", "paper"]
-    return [Table("Table 1: MNIST", text, columns, rows, _commands(results / "table1.json"))]
+    columns = ["method", "epochs", *(column for units in sizes for column in (f"2x{units}", "paper"))]
+    return [Table("table1", "Table 1: MNIST", text, columns, rows, _commands(results / "table1.json"))]
 
 
 def _peers(results: Path) -> list[Table]:
@@ -210,7 +202,7 @@ def _peers(results: Path) -> list[Table]:
         "are of one core, in one run, with other programs running beside it."
     )
     columns = ["environment", "agent", "regret", "seconds a run"]
-    return [Table("Bandits beside other libraries", text, columns, rows, [found["run"]["command"]])]
+    return [Table("bandit", "Bandits beside other libraries", text, columns, rows, [found["run"]["command"]])]
 
 
 def _count(seeds: int) -> str:
@@ -245,20 +237,16 @@ def _line(path: Path) -> list[str]:
 
 
 def _table2(results: Path) -> list[Table]:
-    path = results / "table2.csv"
-    if not path.exists():
+    found = table2.read(results / "table2.csv")
+    if not found:
         return []
-    with path.open(newline="") as file:
-        found = list(csv.DictReader(file))
     rows: list[list[str]] = []
     for row in found:
-        fraction = float(row["fraction"])
-        size, latency = row["file_bytes"], f"{float(row['latency_us']):.0f}"
-        ours = [f"2x{row['units']}", f"{fraction:.0%}", row["seed"], row["weights_left"]]
-        rows.append([*ours, f"{float(row['test_error']):.2f}", str(table2.PUBLISHED[fraction]), size, latency])
+        ours = [f"2x{row.units}", f"{row.fraction:.0%}", str(row.seed), str(row.weights_left), f"{row.test_error:.2f}"]
+        rows.append([*ours, str(table2.PUBLISHED[row.fraction]), str(row.file_bytes), f"{row.latency_us:.0f}"])
     text = (
         "The plain sparse network of the means that are left; its file, and its time for one image, measured in turn "
-        f"with the others of the same seed. {' '.join(_trained(results / 'table2.json'))}"
+        f"with the others of the same seed. {' '.join(_trained(results / 'table2.json'))} {table2.difference(found)}"
     )
     columns = [
         "units",
@@ -270,4 +258,4 @@ def _table2(results: Path) -> list[Table]:
         "file, bytes",
         "latency, µs",
     ]
-    return [Table("Table 2: pruning", text, columns, rows, _commands(results / "table2.json"))]
+    return [Table("table2", "Table 2: pruning", text, columns, rows, _commands(results / "table2.json"))]

@@ -6,10 +6,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bayesbackprop._version import __version__
 from bayesbackprop.files import write_atomically
+
+_Row = TypeVar("_Row")
+
+_CONVERT: dict[type, type] = {int: int, float: float, str: str}
 
 
 def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
@@ -21,6 +25,15 @@ def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
         writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue().encode())
+
+
+def read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
+    """What :func:`write_rows` wrote, none if there is no file."""
+    if not path.exists():
+        return []
+    convert = {field.name: _CONVERT[field.type] for field in fields(kind)}  # type: ignore[index,arg-type]
+    with path.open(newline="") as file:
+        return [kind(**{name: convert[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
 
 def write_line(path: Path, line: str, command: str) -> None:

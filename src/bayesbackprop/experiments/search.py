@@ -1,8 +1,8 @@
 """Choosing hyperparameters, on the validation set only, with Optuna.
 
 A study lives in a database: a file of SQLite's unless told otherwise, or any storage that Optuna can reach, so that
-many machines can work on one study. It can be stopped at any time and goes on where it was; a trial whose process died
-is tried again. Trials that are worse than the median of those before them at the same epoch are given up.
+many machines can work on one study. It can be stopped at any time and goes on where it was, in the middle of a trial
+too. Trials that are worse than the median of those before them at the same epoch are given up.
 """
 
 import math
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from bayesbackprop._errors import Described, invalid
 from bayesbackprop.data import Images
 from bayesbackprop.experiments.mnist import Config, prepare
 from bayesbackprop.progress import Progress
@@ -47,8 +48,7 @@ def search(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=3)
-    database = optuna.storages.RDBStorage(storage, heartbeat_interval=60, heartbeat_stale_trial_callback=again)
+    database = _database(storage)
     sampler = (
         optuna.samplers.GridSampler(_relevant(config, GRID), seed=config.seed)
         if space == "paper"
@@ -62,16 +62,44 @@ def search(
 
     def objective(trial: Any) -> float:
         chosen = _suggest(trial, config, space)
-        own = folder / f"{name}-{trial.number}"
+        # One that was stopped is tried again under another number, and goes on in the folder of the first.
+        first = _retry().retried_trial_number(study.trials[trial.number])
+        own = folder / f"{name}-{trial.number if first is None else first}"
+        goes_on = False
         try:
             run = prepare(chosen, len(training.inputs), own)
             watch = _Watch(trial, progress(f"trial {trial.number}"))
             return run.train(training, {"validation": validation}, watch).selected["validation_error"]
+        except KeyboardInterrupt:
+            goes_on = True
+            _retry()(study, study.trials[trial.number])
+            raise
         finally:
-            shutil.rmtree(own, ignore_errors=True)
+            if not goes_on:
+                shutil.rmtree(own, ignore_errors=True)
 
     study.optimize(objective, n_trials=trials)
-    return {"validation_error": study.best_value, **study.best_params, "trials": len(study.trials)}
+    return {"validation_error": study.best_value, **_named(study.best_params), "trials": len(study.trials)}
+
+
+def _database(storage: str) -> Any:
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return optuna.storages.RDBStorage(
+            storage, heartbeat_interval=60, heartbeat_stale_trial_callback=_retry(max_retry=3)
+        )
+    except (SQLAlchemyError, ImportError, ValueError) as error:
+        got = Described(f"{storage} ({str(error).splitlines()[0]})")
+        raise invalid("storage", "search", "the address of a database, as sqlite:///file.db", got) from None
+
+
+def _retry(max_retry: int | None = None) -> Any:
+    """Puts a trial that was stopped into the queue again."""
+    import optuna
+
+    return optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry, inherit_intermediate_values=True)
 
 
 class _Watch(Progress):
@@ -107,12 +135,17 @@ def _suggest(trial: Any, config: Config, space: Space) -> Config:
             name: trial.suggest_float(name, low, high, log=log)
             for name, (low, high, log) in _relevant(config, ranges).items()
         }
-    changes: dict[str, Any] = {name: chosen[name] for name in ("draws", "pi", "sigma", "prior_sigma") if name in chosen}
-    for name in ("sigma1", "sigma2"):
-        if f"-log {name}" in chosen:
-            changes[name] = math.exp(-chosen[f"-log {name}"])
-    rates = {name: chosen[name] for name in ("learning_rate", "rho_rate") if name in chosen}
-    return replace(config, schedule=replace(config.schedule, **rates), **changes)
+    named = _named(chosen)
+    rates = {name: named.pop(name) for name in ("learning_rate", "rho_rate") if name in named}
+    return replace(config, schedule=replace(config.schedule, **rates), **named)
+
+
+def _named(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen, by the names that configurations and ``bbb train`` have: sigma1 for -log sigma1."""
+    return {
+        name.removeprefix("-log "): math.exp(-value) if name.startswith("-log ") else value
+        for name, value in chosen.items()
+    }
 
 
 def _relevant(config: Config, space: Mapping[str, _Value]) -> dict[str, _Value]:

@@ -1,17 +1,17 @@
 """Table 1: test errors on MNIST, cell by cell. A cell that was not run is missing, never guessed."""
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from bayesbackprop.data import Images
+from bayesbackprop.experiments.figures import finish, panels
 from bayesbackprop.experiments.mnist import Config, Result, describe, run
-from bayesbackprop.experiments.records import write_rows
+from bayesbackprop.experiments.records import read_rows, write_rows
 from bayesbackprop.files import locked, write_atomically
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import CHECKPOINT, Schedule
@@ -22,6 +22,18 @@ PUBLISHED: dict[str, dict[int, float]] = {
     "dropout": {400: 1.51, 800: 1.33, 1200: 1.36},
     "bbb-gaussian": {400: 1.82, 800: 1.99, 1200: 2.04},
     "bbb-mixture": {400: 1.36, 800: 1.34, 1200: 1.32},
+}
+
+# In tables and pictures.
+NAMES = {
+    "sgd": "SGD",
+    "dropout": "SGD, dropout",
+    "dropconnect": "SGD, DropConnect",
+    "map-gaussian": "MAP, Gaussian prior",
+    "map-laplace": "MAP, Laplace prior",
+    "bbb-gaussian": "Bayes by Backprop, Gaussian",
+    "bbb-mixture": "Bayes by Backprop, scale mixture",
+    "bbb-mixture-from-dropout": "Bayes by Backprop, scale mixture, from dropout's weights",
 }
 
 # A constant rate and the average over the last thousands of steps: while the rate is high the network keeps moving
@@ -52,6 +64,9 @@ RECIPES["bbb-mixture-from-dropout"] = Config("bbb-mixture", schedule=_WARM, sigm
 
 # Of a configuration that was written before it had them.
 _DEFAULTS = asdict(Config())
+
+# Colours of the picture.
+_OURS, _PAPERS = "#3f51b5", "#e67e22"
 
 _KEY = ("method", "units", "temperature", "seed", "epochs")
 
@@ -87,16 +102,15 @@ def reproduce(
     results: Path,
     command: str,
     progress: Callable[[str], Progress],
-    *,
-    curves: int = 1200,
 ) -> list[Result]:
     """Run what has not been run, and write ``table1.csv`` anew after each cell; ``table1.json`` says how each was.
 
-    Figure 2 shows networks of ``curves`` units: of these the test error is recorded by epoch.
+    Of the largest networks the test error is recorded by epoch, for figure 2.
     """
     table = results / "table1.csv"
+    largest = max(config.units for config in configs)
     for config in configs:
-        was = finished(config, images, runs, command, progress, curve=config.units == curves)
+        was = finished(config, images, runs, command, progress, curve=config.units == largest)
         with locked(results):
             write(table, [*read(table), Result(**was["result"])])
             _remember(results / "table1.json", name_of(config), was["made"])
@@ -114,7 +128,8 @@ def finished(
         if config.start is not None:
             before = finished(config.start, images, runs, command, progress, curve=curve)["result"]["seconds"]
             start = runs / name_of(config.start)
-        result = run(config, images, folder, progress(name_of(config)), curve=curve, start=start)
+        title = name_of(config) + (f", without {config.pruned:.0%} of the weights" if config.pruned else "")
+        result = run(config, images, folder, progress(title), curve=curve, start=start)
         result = replace(result, seconds=before + result.seconds)
         made = {"command": command, **describe(config)}
         write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
@@ -133,12 +148,7 @@ def name_of(config: Config) -> str:
 
 def read(path: Path) -> list[Result]:
     """The rows of a table, none if there is no file."""
-    if not path.exists():
-        return []
-    kinds = {field.name: field.type for field in fields(Result)}
-    convert = {int: int, float: float, str: str}
-    with path.open(newline="") as file:
-        return [Result(**{k: convert[kinds[k]](v) for k, v in row.items()}) for row in csv.DictReader(file)]  # type: ignore
+    return read_rows(path, Result)
 
 
 def write(path: Path, rows: Iterable[Result]) -> None:
@@ -156,6 +166,58 @@ def summary(rows: Iterable[Result]) -> dict[tuple[str, float, int, int], tuple[f
         key: (mean(errors), stdev(errors) if len(errors) > 1 else math.nan, len(errors))
         for key, errors in sorted(cells.items())
     }
+
+
+def units_of(rows: Iterable[Result]) -> list[int]:
+    """The columns of the table: the paper's and what else was run."""
+    return sorted({*PUBLISHED["sgd"], *(row.units for row in rows)})
+
+
+def line_of(method: str, temperature: float) -> str:
+    """The name of a row."""
+    return NAMES[method] + ("" if temperature == 1 else f", temperature {temperature:g}")
+
+
+def published(method: str, units: int) -> float | None:
+    """What the paper printed beside a row, also beside ours that start elsewhere."""
+    return PUBLISHED.get(method.split("-from-")[0], {}).get(units)
+
+
+def difference(rows: Iterable[Result]) -> str:
+    """How much our errors differ from the paper's, and why."""
+    said: dict[str, list[str]] = {}
+    for (method, temperature, units, epochs), (error, _, _) in summary(rows).items():
+        if (paper := published(method, units)) is not None:
+            name = f"{line_of(method, temperature)} ({epochs} epochs)"
+            said.setdefault(name, []).append(f"{error - paper:+.2f} at 2x{units}")
+    listed = "; ".join(f"{name} {', '.join(each)}" for name, each in said.items()) or "none of its sizes"
+    why = "Ours have optimisers, rates and numbers of epochs of their own; the paper's had plain SGD and 600 epochs."
+    return f"Test error, ours minus the paper's, in points: {listed}. {why}"
+
+
+def draw(rows: Iterable[Result], path: Path) -> None:
+    """A picture of the table, ours over the paper's, as PNG and SVG."""
+    cells = summary(rows)
+    lines = sorted({(method, temperature, epochs) for method, temperature, _, epochs in cells}, reverse=True)
+    columns = sorted({units for _, _, units, _ in cells})
+    papers = {(place, units): published(lines[place][0], units) for place in range(len(lines)) for units in columns}
+    shown = [error for error, _, _ in cells.values()] + [paper for paper in papers.values() if paper is not None]
+    figure, (every,) = panels("test error %", "", 1, len(columns))
+    figure.set_size_inches(3.4 + 2.4 * len(columns), 1.4 + 0.42 * len(lines))
+    for axes, units in zip(every, columns, strict=True):
+        axes.set_title(f"2x{units}", fontsize="medium")
+        axes.set_xlim(min(shown) - 0.15, max(shown) + 0.15)
+        axes.set_ylim(-0.6, len(lines) - 0.4)
+        axes.set_yticks(range(len(lines)), [])
+        for place, (method, temperature, epochs) in enumerate(lines):
+            error, spread, _ = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
+            axes.errorbar(error, place, xerr=spread, fmt="o", color=_OURS, capsize=3)
+            axes.plot(papers[place, units] or math.nan, place, "D", color=_PAPERS, fillstyle="none")
+    names = [f"{line_of(method, temperature)}\n{epochs} epochs" for method, temperature, epochs in lines]
+    every[0].set_yticks(range(len(lines)), names, fontsize="small")
+    every[-1].plot([], [], "o", color=_OURS, label="ours, mean and spread")
+    every[-1].plot([], [], "D", color=_PAPERS, fillstyle="none", label="paper, 600 epochs")
+    finish(figure, every[-1], path)
 
 
 def _remember(path: Path, name: str, entry: dict[str, object]) -> None:

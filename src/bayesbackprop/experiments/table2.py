@@ -5,11 +5,13 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.bench.latency import single_input
+from bayesbackprop.experiments.figures import finish, panels
 from bayesbackprop.experiments.mnist import Config
-from bayesbackprop.experiments.records import write_rows
+from bayesbackprop.experiments.records import read_rows, write_rows
 from bayesbackprop.pruning import prune, weights_left
 from bayesbackprop.shipping import SparseNetwork, save_sparse, sparse
 from bayesbackprop.train import Examples, Schedule, error_of
@@ -17,6 +19,10 @@ from bayesbackprop.train import Examples, Schedule, error_of
 # What the paper printed, by the fraction that was removed.
 PUBLISHED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 
+
+# What a picture shows beside the errors.
+_COSTS = {"file": "file_bytes", "time for one image": "latency_us"}
+_OURS = "#3f51b5"
 
 # Chosen on the validation set (docs/decisions/mnist.md). Most of this prior's mass is its slab, so weights that are not
 # needed become wide instead of narrow, and stand out by their signal-to-noise ratio.
@@ -68,3 +74,56 @@ def file_bytes(net: SparseNetwork) -> int:
 def write(path: Path, table: Iterable[Row]) -> None:
     """Write ``table2.csv``."""
     write_rows(path, Row, table)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of ``table2.csv``, none if there is no file."""
+    return read_rows(path, Row)
+
+
+def means(table: Iterable[Row], column: str) -> dict[float, float]:
+    """The mean of a column over the seeds, by the fraction that was removed."""
+    found: dict[float, list[float]] = {}
+    for row in table:
+        found.setdefault(row.fraction, []).append(getattr(row, column))
+    return {fraction: mean(values) for fraction, values in sorted(found.items())}
+
+
+def difference(table: Sequence[Row]) -> str:
+    """What pruning costs and saves, beside the paper's."""
+    ours = means(table, "test_error")
+    removed = " / ".join(f"{100 * fraction:g}" for fraction in ours if fraction)
+    lost, theirs = (
+        " / ".join(f"{errors[fraction] - errors[0.0]:.2f}" for fraction in ours if fraction)
+        for errors in (ours, PUBLISHED)
+    )
+    most = max(ours)
+    savings = ", ".join(f"{name} 1/{1 / share[most]:.1f}" for name, share in _shares(table).items())
+    return (
+        f"Points lost without {removed} % of the weights: {lost}; in the paper {theirs}. At {most:.0%}, of the whole "
+        f"network's: {savings}. Ours begin at {ours[0.0]:.2f} %, the paper's at {PUBLISHED[0.0]:.2f} %."
+    )
+
+
+def draw(table: Sequence[Row], path: Path) -> None:
+    """Errors over the paper's, and beside them file and time as shares of the whole network's, as PNG and SVG."""
+    figure, ((errors, costs),) = panels("weights removed", "test error %", 1, 2)
+    ours = means(table, "test_error")
+    places = {fraction: place for place, fraction in enumerate(ours)}
+    for axes in (errors, costs):
+        axes.set_xticks(range(len(ours)), [f"{fraction:.0%}" for fraction in ours])
+    errors.plot(range(len(ours)), list(ours.values()), color=_OURS, label=f"ours, 2x{table[0].units}, mean")
+    errors.plot([places[row.fraction] for row in table], [row.test_error for row in table], ".", color=_OURS)
+    errors.plot(range(len(ours)), [PUBLISHED[each] for each in ours], ":", color="black", label="paper, 2x1200")
+    errors.legend(frameon=False, fontsize="small")
+    for (name, share), style in zip(_shares(table).items(), ("o-", "s--"), strict=True):
+        costs.plot(range(len(ours)), list(share.values()), style, color=_OURS, label=name)
+    costs.set_ylabel("share of the whole network's")
+    costs.set_yscale("log")
+    finish(figure, costs, path)
+
+
+def _shares(table: Sequence[Row]) -> dict[str, dict[float, float]]:
+    """File and time by the fraction that was removed, as shares of the whole network's."""
+    found = {name: means(table, column) for name, column in _COSTS.items()}
+    return {name: {key: value / by[0.0] for key, value in by.items()} for name, by in found.items()}
