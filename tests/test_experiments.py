@@ -396,6 +396,22 @@ def test_what_a_run_starts_from_is_run_first_and_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_the_time_to_an_error_counts_that_of_the_start(tmp_path: Path) -> None:
+    dropout, warm = table1.cells(["dropout", "bbb-mixture-from-dropout"], [8], [0])
+    for config, records in ((dropout, [(9.0, 10.0), (1.3, 20.0)]), (warm, [(1.5, 1.0), (1.4, 2.0), (1.2, 4.0)])):
+        folder = tmp_path / table1.name_of(config)
+        folder.mkdir()
+        lines = [json.dumps({"test_error": error, "seconds": seconds}) for error, seconds in records]
+        (folder / METRICS).write_text("\n".join(lines) + "\n")
+    assert [table1.seconds_to(error, dropout, tmp_path) for error in (9, 1.4, 1)] == [10, 30, None]
+    assert [table1.seconds_to(error, warm, tmp_path) for error in (9, 1.4, 1.2, 1)] == [31, 33, 37, None]
+    made = {"seconds_to_target": 66.0, "command": "bbb this"}
+    (tmp_path / "table1.json").write_text(json.dumps({"a-seed0": made, "a-seed1": made, "b-seed0": {"command": "b"}}))
+    says = page.write(tmp_path, tmp_path / "docs").read_text()
+    assert " Minutes of training until the test error was 1.4 %, by seed: `a` 1.1, 1.1.\n" in says
+
+
+@pytest.mark.usefixtures("small")
 def test_results_from_before_an_option_was_there_still_count(tmp_path: Path) -> None:
     (config,) = table1.cells(["bbb-mixture"], [8], [0])
     reproduce(tmp_path, [config])

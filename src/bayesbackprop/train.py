@@ -268,6 +268,11 @@ class Run:
         self.state = State(**metadata["state"])
 
 
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The records of a run, epoch by epoch."""
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
 def error_of(net: nn.Module, examples: Examples) -> float:
     """The percentage of examples that ``net`` puts in the wrong class."""
     training = net.training

@@ -5,7 +5,6 @@ Each is a table, a picture in PNG and SVG, and a line on how ours differs from t
 
 import csv
 import io
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +19,7 @@ from bayesbackprop.experiments.mnist import MODEL, Config
 from bayesbackprop.experiments.networks import from_file
 from bayesbackprop.files import read_checkpoint, write_atomically
 from bayesbackprop.pruning import snr
-from bayesbackprop.train import BEST, METRICS
+from bayesbackprop.train import BEST, read_metrics
 
 Table = Mapping[str, Sequence[float] | NDArray[np.floating[Any]]]
 
@@ -192,7 +191,7 @@ def _by_method(folders: Mapping[Config, Path]) -> dict[str, list[Path]]:
 
 
 def _test_errors(folder: Path) -> list[float]:
-    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    records = read_metrics(folder)
     if any("test_error" not in record for record in records):
         raise ValueError(f"The run in {folder} has no test errors by epoch: remove it or choose other --runs.")
     return [record["test_error"] for record in records]

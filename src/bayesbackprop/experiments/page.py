@@ -180,7 +180,7 @@ def _table1(results: Path) -> list[Table]:
     text = (
         "Test error in %, mean and standard deviation over seeds (how many in brackets). Epoch and way of predicting "
         "were chosen on the validation set. A temperature below 1 weakens the complexity cost; without one it is the "
-        f"paper's. {table1.difference(found)}"
+        f"paper's. {table1.difference(found)}{_times(results / 'table1.json')}"
     )
     columns = ["method", "epochs", *(column for units in sizes for column in (f"2x{units}", "paper"))]
     return [Table("table1", "Table 1: MNIST", text, columns, rows, _commands(results / "table1.json"))]
@@ -217,6 +217,16 @@ def _cell(error: float, spread: float, seeds: int) -> str:
 
 def _commands(path: Path) -> list[str]:
     return sorted({entry["command"] for entry in json.loads(path.read_text()).values()}) if path.exists() else []
+
+
+def _times(path: Path) -> str:
+    """How long the runs that reached the target took, where test errors were recorded by epoch."""
+    minutes: dict[str, list[str]] = {}
+    for name, made in sorted(json.loads(path.read_text()).items()) if path.exists() else ():
+        if (seconds := made.get("seconds_to_target")) is not None:
+            minutes.setdefault(name.rsplit("-seed", 1)[0], []).append(f"{seconds / 60:.1f}")
+    listed = "; ".join(f"`{name}` {', '.join(each)}" for name, each in minutes.items())
+    return f" Minutes of training until the test error was {table1.TARGET:g} %, by seed: {listed}." if listed else ""
 
 
 def _trained(path: Path) -> Iterator[str]:
