@@ -245,9 +245,14 @@ def test_cells_follow_the_recipes() -> None:
         (config,) = table1.cells([method], [77], [5])
         assert config == replace(recipe, units=77, seed=5, schedule=replace(recipe.schedule, seed=5), start=start)
         assert config.row == method
-        (config,) = table1.cells([method], [77], [5], epochs=3)
-        assert config.schedule == replace(recipe.schedule, seed=5, epochs=3)
-        assert config.start == start
+        for epochs in (3, 96):
+            (config,) = table1.cells([method], [77], [5], epochs=epochs)
+            assert config.epochs == epochs
+            assert config.schedule == replace(recipe.schedule, seed=5, epochs=config.schedule.epochs)
+            if config.start is not None:
+                assert config.start == table1.cells([config.start.row], [77], [5], epochs=config.start.epochs)[0]
+    (config,) = table1.cells(["bbb-mixture-from-dropout"], [77], [5], epochs=96)
+    assert config.schedule.epochs == 17  # of 96, as 10 of 58
     assert set(table1.RECIPES) == {*mnist.METHODS, "bbb-mixture-from-dropout"}
 
 

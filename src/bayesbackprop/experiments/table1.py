@@ -92,9 +92,11 @@ def cells(
 
 
 def sized(recipe: Config, units: int, seed: int, epochs: int | None = None) -> Config:
-    """A recipe for a network of so many units, and for what it starts from."""
-    start = None if recipe.start is None else sized(recipe.start, units, seed)
-    schedule = replace(recipe.schedule, seed=seed, epochs=epochs or recipe.schedule.epochs)
+    """A recipe for a network of so many units, and for what it starts from, which has its share of the epochs."""
+    total = epochs or recipe.epochs
+    own = max(1, round(total * recipe.schedule.epochs / recipe.epochs))
+    start = None if recipe.start is None else sized(recipe.start, units, seed, max(1, total - own))
+    schedule = replace(recipe.schedule, seed=seed, epochs=own)
     return replace(recipe, units=units, seed=seed, schedule=schedule, start=start)
 
 
