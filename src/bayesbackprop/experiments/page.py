@@ -98,6 +98,8 @@ def _mnist(results: Path) -> Iterator[list[str]]:
             begun = ", from dropout's weights" if method.endswith("from-dropout") else ""
             cost = "the paper's cost" if temperature == 1 else f"complexity at temperature {temperature:g}"
             option = "" if temperature == 1 else f" --temperature {temperature:g}"
+            (recipe,) = table1.cells([method], [400], [0], [temperature])
+            option += "" if epochs == recipe.epochs else f" --epochs {epochs}"
             seeds = "/".join(str(cell[2]) if cell else "0" for cell in found.values())
             yield [
                 f"MNIST test error, 2x400/800/1200, {cost}{begun}, {epochs} epochs ({seeds} seeds)",
