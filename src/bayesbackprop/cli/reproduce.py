@@ -398,9 +398,10 @@ def _check_method(method: str, methods: Sequence[str] = mnist.METHODS) -> None:
 
 
 def _show(rows: list[mnist.Result]) -> None:
-    table = rich.table.Table("method", "T", "units", "epochs", "seeds", "test error %", "paper", title="MNIST")
+    method_column = rich.table.Column("method", overflow="fold")
+    table = rich.table.Table(method_column, "T", "units", "epochs", "seeds", "test error %", "paper", title="MNIST")
     for (method, temperature, units, epochs), (error, spread, seeds) in table1.summary(rows).items():
-        published = table1.PUBLISHED.get(method, {}).get(units)
+        published = table1.published(method, units)
         shown = f"{error:.2f}" + ("" if math.isnan(spread) else f" ± {spread:.2f}")
         cells = (method, f"{temperature:g}", units, epochs, seeds, shown, "" if published is None else published)
         table.add_row(*map(str, cells))

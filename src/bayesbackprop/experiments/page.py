@@ -177,7 +177,7 @@ def _table1(results: Path) -> list[Table]:
         row = [table1.line_of(method, temperature), str(epochs)]
         for units in sizes:
             error, spread, seeds = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
-            row += [_cell(error, spread, seeds), f"{table1.PUBLISHED.get(method, {}).get(units, '')}"]
+            row += [_cell(error, spread, seeds), str(table1.published(method, units) or "")]
         rows.append(row)
     text = (
         "Test error in %, mean and standard deviation over seeds (how many in brackets). Epoch and way of predicting "
