@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import digits
-from bayesbackprop import Laplace, Normal, data, load
+from bayesbackprop import Laplace, Normal, data, load, load_sparse
 from bayesbackprop.cli import app, main
 from bayesbackprop.experiments import figures, mnist, page, table1, table2
 from bayesbackprop.experiments.mnist import Config, DropConnect, Result, network
@@ -196,6 +196,16 @@ def test_the_model_of_a_run_is_the_selected_one(tmp_path: Path) -> None:
     by_draws = 100 * float(wrong.mean())
     by_mean = error_of(model.net, Examples(*images.test))
     assert result.test_error == pytest.approx({"mean": by_mean, "draws": by_draws}[result.prediction])
+
+
+@pytest.mark.parametrize("method", ["sgd", "dropout", "dropconnect"])
+def test_the_model_of_a_baseline_is_a_plain_network(method: Any, tmp_path: Path) -> None:
+    images = digits.images()
+    result = mnist.run(digits.RECIPES[method], images, tmp_path)
+    plain = load_sparse(tmp_path / mnist.MODEL)
+    assert error_of(plain, Examples(*images.test)) == result.test_error
+    with pytest.raises(ValueError, match="must be that of a Bayesian network"):
+        figures.bayesian_in(tmp_path)
 
 
 def test_the_epoch_can_be_selected_by_the_error_without_most_weights(tmp_path: Path) -> None:

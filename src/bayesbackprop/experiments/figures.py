@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bayesbackprop._errors import Described, invalid
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.experiments.mnist import MODEL, Config
 from bayesbackprop.experiments.networks import from_file
@@ -161,17 +162,20 @@ def humps(grid: NDArray[np.float64], density: NDArray[np.float64]) -> list[float
 
 def trained_weights(folder: Path) -> NDArray[np.float64]:
     """All weights of the selected network of a run; of a Bayesian one a draw."""
-    if (folder / MODEL).exists():
+    tensors, _ = read_checkpoint(folder / BEST)
+    if any(".rho." in name for name in tensors):
         weights = list(bayesian_in(folder).draw().weights.values())
     else:
-        weights = [value for name, value in read_checkpoint(folder / BEST)[0].items() if ".net." in name]
+        weights = [value for name, value in tensors.items() if ".net." in name]
     return torch.cat([weight.detach().flatten() for weight in weights]).double().numpy()
 
 
 def bayesian_in(folder: Path) -> Bayesian:
     """The selected model of a run."""
     model = from_file(folder / MODEL)
-    assert isinstance(model, Bayesian)
+    if not isinstance(model, Bayesian):
+        got = Described(f"{folder / MODEL}, a plain network")
+        raise invalid("run", "bayesian_in", "that of a Bayesian network", got)
     return model
 
 

@@ -22,6 +22,7 @@ from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
 from bayesbackprop.progress import Progress
 from bayesbackprop.pruning import prune
 from bayesbackprop.saving import save
+from bayesbackprop.shipping import SparseNetwork, save_sparse
 from bayesbackprop.train import BEST, Examples, Run, Schedule, error_of
 
 Method = Literal["bbb-mixture", "bbb-gaussian", "sgd", "dropout", "dropconnect", "map-gaussian", "map-laplace"]
@@ -203,8 +204,8 @@ def run(
     errors: dict[str, Callable[[Examples], float]] = {"mean": functools.partial(error_of, job.net)}
     if isinstance(job.objective, FreeEnergy):
         errors["draws"] = functools.partial(_error_of_draws, job.objective.model, config.prediction_draws)
-        if job.rank == 0:
-            save(job.objective.model, folder / MODEL)
+    if job.rank == 0:
+        _ship(job, folder / MODEL)
     on_validation = {name: error(validation) for name, error in errors.items()}
     prediction = min(on_validation, key=on_validation.__getitem__)
     return Result(
@@ -224,6 +225,15 @@ def run(
 def describe(config: Config) -> dict[str, object]:
     """A configuration as plain data, with the version that ran it."""
     return {**asdict(config), "version": __version__}
+
+
+def _ship(job: Run, path: Path) -> None:
+    """Write what was trained, for others to use: a Bayesian network, or a plain one."""
+    if isinstance(job.objective, FreeEnergy):
+        save(job.objective.model, path)
+    else:
+        layers = (layer for layer in job.net.children() if not isinstance(layer, nn.Dropout))
+        save_sparse(SparseNetwork(nn.Sequential(*layers)), path)
 
 
 def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
