@@ -263,6 +263,8 @@ def test_cells_follow_the_recipes() -> None:
                 assert config.start == table1.cells([config.start.row], [77], [5], epochs=config.start.epochs)[0]
     (config,) = table1.cells(["bbb-mixture-from-dropout"], [77], [5], epochs=96)
     assert config.schedule.epochs == 17  # of 96, as 10 of 58
+    with pytest.raises(ValueError, match="'epochs' parameter of bbb-mixture-from-dropout must be at least 2"):
+        table1.cells(["bbb-mixture-from-dropout"], [77], [5], epochs=1)
     assert set(table1.RECIPES) == {*mnist.METHODS, "bbb-mixture-from-dropout"}
 
 
@@ -519,6 +521,18 @@ def test_two_at_once_lose_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert how.keys() == {table1.name_of(config) for config in configs}
 
 
+@pytest.mark.usefixtures("small")
+def test_two_at_once_train_a_run_once(tmp_path: Path) -> None:
+    (config,) = table1.cells(["sgd"], [8], [0])
+    ran: list[list[str]] = []
+    threads = [threading.Thread(target=lambda: ran.append(reproduce(tmp_path, [config])[1])) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ran) == [[], [table1.name_of(config)]]
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -575,6 +589,20 @@ def test_figures_of_several_seeds(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("test_error", "other"))
     result = CliRunner().invoke(app, ["reproduce", "fig2", *options])
     assert "sgd-8-3epochs-seed0 has no test errors by epoch: remove it" in str(result.exception)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_of_table_2_are_kept(tmp_path: Path) -> None:
+    for units, seeds in ((8, 2), (9, 1), (8, 1)):
+        command = ["reproduce", "table2", "--quick", "--units", units, "--seeds", seeds, "--runs", tmp_path]
+        assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+    rows = table2.read(tmp_path / "quick" / "table2.csv")
+    networks = [(8, 0), (8, 1), (9, 0)]
+    assert [(each.units, each.seed, each.fraction) for each in rows] == [
+        (*network, fraction) for network in networks for fraction in table2.PUBLISHED
+    ]
+    assert json.loads((tmp_path / "quick" / "table2.json").read_text()).keys() == {"8 units", "9 units"}
+    assert table2.largest(rows) == rows[-len(table2.PUBLISHED) :]
 
 
 @pytest.mark.usefixtures("small")
@@ -792,16 +820,20 @@ def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_live_line_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress("mixture")
-    progress._console = rich.console.Console(stderr=True, force_terminal=True, width=160)
+@pytest.mark.parametrize("width", [80, 160])
+def test_live_lines_on_a_terminal(width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("bbb-mixture-1200-t0.1-60epochs-seed2")
+    progress._console = rich.console.Console(stderr=True, force_terminal=True, width=width)
     show(progress, tmp_path)
-    said = capsys.readouterr().err
-    last = digits.metrics(tmp_path)[-2]["validation_error"]
-    assert "epoch 3/3" in said
-    assert f"validation {last:.2f} %" in said
-    assert "steps/s" in said
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    last = digits.metrics(tmp_path)[-2]
+    # Whole, however narrow: the costs and the error, the bar, the speed and the time left.
+    assert re.search(
+        rf"epoch 3/3  likelihood \d\.\d{{4}}  complexity \S+  validation {last['validation_error']:.2f} %", said
+    )
+    assert re.search(r"seed2 ━+ \d+ steps/s 0:00:0\d", said)
     assert "min left" not in said
+    assert max(map(len, re.split(r"[\r\n]", said))) <= width
 
 
 def test_a_live_line_of_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

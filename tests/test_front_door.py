@@ -207,7 +207,12 @@ def test_prune_does_not_write_over_what_it_reads(option: str, tmp_path: Path, mo
     save(Bayesian(mlp([4, 8, 3]), Categorical()), path)
     before = path.read_bytes()
     monkeypatch.chdir(tmp_path)
-    for command, says in (([option, path.name], "another file than the checkpoint"), (["--time", "1"], "at least 2")):
+    both = ["--out", "new", "--sparse", "new"]
+    for command, says in (
+        ([option, path.name], "another file than the checkpoint"),
+        (both, "another file than --out"),
+        (["--time", "1"], "at least 2"),
+    ):
         with pytest.raises(ValueError, match=says):
             CliRunner().invoke(app, ["prune", str(path), *command], catch_exceptions=False)
     assert list(tmp_path.iterdir()) == [path]

@@ -233,8 +233,8 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*COMMAND, "--trials", "2", "--runs", str(tmp_path)])
     best = json.loads(result.stdout)
     assert best.keys() == {"validation_error", "learning_rate", "trials"}
-    again = f"bbb train --method sgd --units 8 --epochs {digits.EPOCHS} --learning-rate {best['learning_rate']:g}"
-    assert f"To train it: {again}\n" in result.stderr
+    again = f"bbb train --method sgd --units 8 --epochs {digits.EPOCHS} --seed 0 --folder {tmp_path / 'best'}"
+    assert f"To train it: {again} --learning-rate {best['learning_rate']}\n" in result.stderr
     assert best["trials"] == len(trials_in(tmp_path, NAME)) == 2
     # Another search is another study, in the same file or in one that is named.
     storage = f"sqlite:///{tmp_path / 'other.db'}"

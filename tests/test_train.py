@@ -94,7 +94,7 @@ def test_what_a_search_found_can_be_trained(tmp_path: Path, monkeypatch: pytest.
         return run(config, *arguments)
 
     monkeypatch.setattr(mnist, "run", spy)
-    found = {"pi": 0.75, "sigma1": 0.5, "sigma2": 0.25, "sigma": 0.0625, "prior_sigma": 0.125}
+    found = {"pi": 0.75, "sigma1": 0.5, "sigma2": 0.25, "sigma": 0.0625}
     rates = {"learning_rate": 0.01, "rho_rate": 0.5}
     options = chain.from_iterable((f"--{name.replace('_', '-')}", value) for name, value in {**found, **rates}.items())
     succeed("train", *OPTIONS["mixture"], *options, "--folder", tmp_path)
@@ -104,10 +104,26 @@ def test_what_a_search_found_can_be_trained(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [("sgd", "--pi"), ("sgd", "--temperature"), ("bbb-gaussian", "--sigma1"), ("dropout", "--draws")]
+    + [("dropout", "--rho-rate"), ("map-gaussian", "--sigma"), ("bbb-mixture", "--prior-sigma")],
+)
+def test_options_without_a_meaning_are_refused(method: str, option: str, tmp_path: Path) -> None:
+    value = 2 if option == "--draws" else 0.5
+    result = bbb("train", "--method", method, "--units", 8, option, value, "--folder", tmp_path / "run")
+    assert result.exit_code == 2
+    assert f"no meaning for {method}" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("small")
 def test_resuming_where_there_is_no_run_is_said(tmp_path: Path) -> None:
     command = ["train", *OPTIONS["momentum"], "--folder", tmp_path]
     says = "There is no run in"
-    assert says in bbb(*command, "--resume").stderr
+    said = bbb(*command, "--resume").stderr
+    assert says in said
+    assert f"Wrote {tmp_path / mnist.MODEL}." in said
     assert says not in bbb(*command, "--resume").stderr
 
 

@@ -2,13 +2,14 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import rich.console
 import rich.progress
+import rich.text
 
 
 class Progress:
@@ -25,7 +26,7 @@ class Progress:
         self._quiet = quiet
         self._folder = tensorboard
         self._console = rich.console.Console(stderr=True)
-        self._live: rich.progress.Progress | None = None
+        self._live: _TwoLines | None = None
         self._task: rich.progress.TaskID | None = None
         self._writer: Any = None
         self._last = ""
@@ -42,12 +43,12 @@ class Progress:
                 return
             columns = (
                 rich.progress.TextColumn("{task.description}"),
-                rich.progress.BarColumn(),
-                rich.progress.TextColumn("{task.fields[says]}"),
+                rich.progress.BarColumn(bar_width=None),
+                rich.progress.TextColumn("{task.fields[speed]}"),
                 rich.progress.TimeRemainingColumn(),
             )
-            with rich.progress.Progress(*columns, console=self._console) as self._live:
-                self._task = self._live.add_task(self._title, total=epochs * batches, completed=done, says="")
+            with _TwoLines(*columns, console=self._console, expand=True) as self._live:
+                self._task = self._live.add_task(self._title, total=epochs * batches, completed=done, speed="")
                 yield
         finally:
             self._live = None
@@ -62,7 +63,8 @@ class Progress:
         within = (self._done - 1) % self._batches + 1
         speed = (self._done - self._first) / (time.perf_counter() - self._started)
         says = f"epoch {(self._done - 1) // self._batches + 1}/{self._epochs}  {_costs(sums, within)}{self._last}"
-        self._live.update(self._task, completed=self._done, says=f"{says}  {speed:.0f} steps/s")
+        self._live.says = says
+        self._live.update(self._task, completed=self._done, speed=f"{speed:.0f} steps/s")
 
     def epoch(self, record: Mapping[str, float]) -> None:
         """An epoch is over."""
@@ -78,6 +80,16 @@ class Progress:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+class _TwoLines(rich.progress.Progress):
+    """A bar, and below it what there is to say, so that both fit a narrow terminal."""
+
+    says = ""
+
+    def get_renderables(self) -> Iterable[rich.console.RenderableType]:
+        yield from super().get_renderables()
+        yield rich.text.Text(self.says, no_wrap=True, overflow="ellipsis")
 
 
 def _costs(sums: Mapping[str, float], count: int) -> str:

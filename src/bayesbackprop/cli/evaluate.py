@@ -61,13 +61,16 @@ def command(
         diagrams.check_suffix(diagram, "bbb evaluate --diagram")
     networks = {path: from_file(path) for path in checkpoints}
     examples: Split = getattr(_LOADERS[data_set](folder), split)
+    # The files of runs have the same name: then what is shown is the whole path.
+    unique = len({path.name for path in checkpoints}) == len(checkpoints)
+    names = {path: path.name if unique else str(path) for path in checkpoints}
     rows: list[dict[str, Any]] = []
     calibrations: dict[str, Calibration] = {}
     console = rich.console.Console()
     for path, network in networks.items():
         with rich.console.Console(stderr=True).status(f"Evaluating {path.name}"):
             for by, prediction in _predictions(path, network, examples, draws, seed):
-                found = calibrations[f"{path.name} by {by}"] = calibration(prediction, examples.labels)
+                found = calibrations[f"{names[path]} by {by}"] = calibration(prediction, examples.labels)
                 error, *others = score(prediction, examples.labels)
                 scores = dict(zip(("nll", "brier", "ece"), others, strict=True))
                 rows.append(
@@ -83,7 +86,7 @@ def command(
                         "bins": [dict(zip(found._fields, entry, strict=True)) for entry in _bins(found)],
                     }
                 )
-    _show(console, rows)
+    _show(console, rows, names)
     if json is not None:
         write_atomically(json, (json_format.dumps(rows, indent=1) + "\n").encode())
     if diagram is not None:
@@ -112,13 +115,13 @@ def _bins(found: Calibration) -> Iterator[tuple[float | None, ...]]:
         yield examples, *(value if examples else None for value in others)
 
 
-def _show(console: rich.console.Console, rows: list[dict[str, Any]]) -> None:
+def _show(console: rich.console.Console, rows: list[dict[str, Any]], names: dict[Path, str]) -> None:
     if not console.is_terminal:
         console.width = _WIDTH
-    table = rich.table.Table("file", "by", box=rich.box.SIMPLE)
+    table = rich.table.Table(rich.table.Column("file", overflow="fold"), "by", box=rich.box.SIMPLE)
     for title in ("error %", "NLL", "Brier", "ECE %"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         numbers = f"{row['error_percent']:.2f}", f"{row['nll']:.4f}", f"{row['brier']:.4f}", f"{100 * row['ece']:.2f}"
-        table.add_row(Path(row["file"]).name, row["by"], *numbers)
+        table.add_row(names[Path(row["file"])], row["by"], *numbers)
     console.print(table)

@@ -56,6 +56,8 @@ def command(
     for path in (out, sparse_file):
         if path is not None and path.resolve() == checkpoint.resolve():
             raise invalid("--out or --sparse", "bbb prune", "another file than the checkpoint", str(path))
+    if out is not None and sparse_file is not None and out.resolve() == sparse_file.resolve():
+        raise invalid("--sparse", "bbb prune", "another file than --out", str(sparse_file))
     pruned = prune(model, fraction)
     plain = sparse(pruned)
     dense_bytes = len(safetensors.torch.save(dict(model.net.state_dict())))

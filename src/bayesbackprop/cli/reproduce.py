@@ -1,6 +1,5 @@
 """``bbb train``, ``bbb search`` and ``bbb reproduce``."""
 
-import json as jsons
 import math
 import shlex
 import sys
@@ -19,8 +18,8 @@ from bayesbackprop import data
 from bayesbackprop.cli.bandit import live
 from bayesbackprop.experiments import bandit, figures, mnist, page, regression, table1, table2
 from bayesbackprop.experiments import search as experiments_search
-from bayesbackprop.experiments.records import write_line
-from bayesbackprop.files import write_atomically
+from bayesbackprop.experiments.records import remember, write_line
+from bayesbackprop.files import locked
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import CHECKPOINT, Examples, distributed
 
@@ -200,11 +199,12 @@ def reproduce_table2(
     for config, folder in extent.trained_to_be_pruned(images).items():
         model = figures.bayesian_in(folder)
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
-    table2.write(extent.results / "table2.csv", found)
-    table2.draw(found, extent.results / "table2")
-    recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
-    about = {f"{extent.units[0]} units": {"command": _command(), **recipe}}
-    write_atomically(extent.results / "table2.json", jsons.dumps(about, indent=1).encode())
+    with locked(extent.results):
+        path = extent.results / "table2.csv"
+        table2.write(path, [*table2.read(path), *found])
+        table2.draw(table2.largest(table2.read(path)), extent.results / "table2")
+        recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
+        remember(extent.results / "table2.json", f"{extent.units[0]} units", {"command": _command(), **recipe})
     columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
     table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
     for row in found:
@@ -322,13 +322,23 @@ def train(
     (config,) = table1.cells([method], [units], [seed], [temperature], epochs)
     rates = {"learning_rate": learning_rate, "rho_rate": rho_rate, "averaging": averaging}
     scales = {"pi": pi, "sigma1": sigma1, "sigma2": sigma2, "prior_sigma": prior_sigma, "sigma": sigma}
+    given = {**_given(rates | scales), **({"draws": draws} if draws > 1 else {})}
+    given |= {"temperature": temperature} if temperature != 1 else {}
+    for name in given.keys() - config.matters - {"averaging"}:
+        raise typer.BadParameter(f"This has no meaning for {method}.", param_hint=f"--{name.replace('_', '-')}")
     schedule = replace(config.schedule, **_given(rates))
     config = replace(config, schedule=schedule, draws=draws, **_given(scales))
     with distributed():
         leads = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         board = folder / "tensorboard" if leads else None
         progress = Progress(table1.name_of(config), quiet=not leads, tensorboard=board)
-        result = mnist.run(config, data.mnist(), folder, progress)
+        says = rich.console.Console(stderr=True, quiet=not leads, soft_wrap=True)
+        try:
+            result = mnist.run(config, data.mnist(), folder, progress)
+        except KeyboardInterrupt:
+            says.print(f"The run is in {folder}: the same command with --resume goes on.")
+            raise
+        says.print(f"Wrote {folder / mnist.MODEL}.")
         if not leads:
             return
     if json:
@@ -376,8 +386,9 @@ def search(
         progress=Progress,
     )
     rich.console.Console().print_json(data=best)
-    chosen = [f"--{name.replace('_', '-')} {value:g}" for name, value in best.items() if name not in _FOUND]
-    again = f"bbb train --method {method} --units {units} --epochs {config.schedule.epochs} {' '.join(chosen)}"
+    base = {"method": method, "units": units, "epochs": config.schedule.epochs, "seed": seed, "folder": runs / "best"}
+    chosen = {**base, **{name: value for name, value in best.items() if name not in _FOUND}}
+    again = " ".join(["bbb train", *(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())])
     rich.console.Console(stderr=True).print(f"To train it: {again}", soft_wrap=True, highlight=False)
 
 

@@ -26,7 +26,7 @@ def reliability(calibrations: Mapping[str, Calibration], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RuntimeError('Diagrams need matplotlib: pip install "bayesbackprop[experiments]"') from error
-    figure = Figure(figsize=(5, 6), layout="constrained")
+    figure = Figure(figsize=(6, 6.5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot((0, 1), (0, 1), color="grey", linewidth=1, linestyle=":")
     for name, calibration in calibrations.items():
@@ -39,7 +39,7 @@ def reliability(calibrations: Mapping[str, Calibration], path: Path) -> None:
         shares = (calibration.examples / calibration.examples.sum()).tolist()
         lower.stairs(shares, edges)
     upper.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    upper.legend(fontsize="small")
+    figure.legend(loc="outside upper center", fontsize="x-small")  # where it hides nothing
     lower.set(xlabel="confidence", ylabel="share of examples", yscale="log")
     with matplotlib.rc_context({"svg.hashsalt": "bayesbackprop"}):  # so that the same figure is the same file
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None

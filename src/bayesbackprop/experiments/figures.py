@@ -72,7 +72,7 @@ def fig2(folders: Mapping[Config, Path], results: Path) -> str:
         colour, label, theirs = STYLE[method]
         runs = np.array([_test_errors(folder) for folder in those])
         columns[method] = errors = runs.mean(0).tolist()
-        axes.plot(range(1, len(errors) + 1), errors, color=colour, label=label)
+        axes.plot(range(1, len(errors) + 1), errors, marker="." if len(errors) < 5 else "", color=colour, label=label)
         if len(runs) > 1:
             axes.fill_between(range(1, len(errors) + 1), runs.min(0), runs.max(0), color=colour, alpha=0.15, lw=0)
         curve = published(f"error_{theirs}")

@@ -97,6 +97,16 @@ class Config:
         return Laplace(self.prior_sigma) if self.method == "map-laplace" else Normal(self.prior_sigma)
 
     @property
+    def matters(self) -> frozenset[str]:
+        """What one may tune: other numbers change nothing with this method."""
+        names = {"learning_rate"}
+        if self.is_bayesian:
+            names |= {"draws", "temperature", "rho_rate", "sigma"}
+        names |= {"pi", "sigma1", "sigma2"} if self.method == "bbb-mixture" else set()
+        names |= {"prior_sigma"} if self.method in ("bbb-gaussian", "map-gaussian", "map-laplace") else set()
+        return frozenset(names)
+
+    @property
     def is_bayesian(self) -> bool:
         """Whether there is a distribution on the weights."""
         return self.method.startswith("bbb")

@@ -36,6 +36,13 @@ def read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
         return [kind(**{name: convert[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
 
+def remember(path: Path, name: str, entry: dict[str, Any]) -> None:
+    """Add an entry to a file of them, or write it anew."""
+    entries = json.loads(path.read_text()) if path.exists() else {}
+    entries[name] = entry
+    write_atomically(path, json.dumps(entries, indent=1, sort_keys=True).encode())
+
+
 def write_line(path: Path, line: str, command: str) -> None:
     """Write what a figure shows, and the command that drew it."""
     about = {"line": line, "command": command, "version": __version__}

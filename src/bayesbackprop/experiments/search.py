@@ -150,9 +150,4 @@ def _named(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 def _relevant(config: Config, space: Mapping[str, _Value]) -> dict[str, _Value]:
     """What of a search space has a meaning for this method."""
-    names = {"learning_rate"}
-    if config.is_bayesian:
-        names |= {"draws", "rho_rate", "sigma"}
-    names |= {"pi", "-log sigma1", "-log sigma2"} if config.method == "bbb-mixture" else set()
-    names |= {"prior_sigma"} if config.method in ("bbb-gaussian", "map-gaussian", "map-laplace") else set()
-    return {name: value for name, value in space.items() if name in names}
+    return {name: value for name, value in space.items() if name.removeprefix("-log ") in config.matters}

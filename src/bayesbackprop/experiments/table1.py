@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from bayesbackprop._errors import invalid
 from bayesbackprop.data import Images
 from bayesbackprop.experiments.figures import finish, panels
 from bayesbackprop.experiments.mnist import Config, Result, describe, run
-from bayesbackprop.experiments.records import read_rows, write_rows
+from bayesbackprop.experiments.records import read_rows, remember, write_rows
 from bayesbackprop.files import locked, write_atomically
 from bayesbackprop.progress import Progress
 from bayesbackprop.train import CHECKPOINT, Schedule, read_metrics
@@ -94,8 +95,10 @@ def cells(
 def sized(recipe: Config, units: int, seed: int, epochs: int | None = None) -> Config:
     """A recipe for a network of so many units, and for what it starts from, which has its share of the epochs."""
     total = epochs or recipe.epochs
+    if recipe.start is not None and total < 2:
+        raise invalid("epochs", recipe.row, "at least 2, for what it starts from and for itself", total)
     own = max(1, round(total * recipe.schedule.epochs / recipe.epochs))
-    start = None if recipe.start is None else sized(recipe.start, units, seed, max(1, total - own))
+    start = None if recipe.start is None else sized(recipe.start, units, seed, total - own)
     schedule = replace(recipe.schedule, seed=seed, epochs=own)
     return replace(recipe, units=units, seed=seed, schedule=schedule, start=start)
 
@@ -119,7 +122,7 @@ def reproduce(
         with locked(results):
             write(table, [*read(table), Result(**was["result"])])
             made = {**was["made"], "seconds_to_target": seconds_to(TARGET, config, runs)}
-            _remember(results / "table1.json", name_of(config), made)
+            remember(results / "table1.json", name_of(config), made)
     return read(table)
 
 
@@ -127,6 +130,14 @@ def finished(
     config: Config, images: Images, runs: Path, command: str, progress: Callable[[str], Progress], *, curve: bool
 ) -> dict[str, Any]:
     """What a run gave and how it was made, after running it, and what it starts from, if that has not been done."""
+    folder = runs / name_of(config)
+    with locked(folder):  # another process with the same run waits, and finds it done
+        return _finished(config, images, runs, command, progress, curve=curve)
+
+
+def _finished(
+    config: Config, images: Images, runs: Path, command: str, progress: Callable[[str], Progress], *, curve: bool
+) -> dict[str, Any]:
     folder = runs / name_of(config)
     done = folder / "result.json"
     if not done.exists():
@@ -223,25 +234,21 @@ def draw(rows: Iterable[Result], path: Path) -> None:
     columns = sorted({units for _, _, units, _ in cells})
     papers = {(place, units): published(lines[place][0], units) for place in range(len(lines)) for units in columns}
     shown = [error for error, _, _ in cells.values()] + [paper for paper in papers.values() if paper is not None]
+    margin = max(0.15, 0.1 * (max(shown) - min(shown)))
     figure, (every,) = panels("test error %", "", 1, len(columns))
     figure.set_size_inches(3.4 + 2.4 * len(columns), 1.4 + 0.42 * len(lines))
     for axes, units in zip(every, columns, strict=True):
         axes.set_title(f"2x{units}", fontsize="medium")
-        axes.set_xlim(min(shown) - 0.15, max(shown) + 0.15)
+        axes.set_xlim(min(shown) - margin, max(shown) + margin)
         axes.set_ylim(-0.6, len(lines) - 0.4)
         axes.set_yticks(range(len(lines)), [])
         for place, (method, temperature, epochs) in enumerate(lines):
             error, spread, _ = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
             axes.errorbar(error, place, xerr=spread, fmt="o", color=_OURS, capsize=3)
             axes.plot(papers[place, units] or math.nan, place, "D", color=_PAPERS, fillstyle="none")
-    names = [f"{line_of(method, temperature)}\n{epochs} epochs" for method, temperature, epochs in lines]
+    names = [f"{line_of(method, temperature)}\nepochs: {epochs}" for method, temperature, epochs in lines]
     every[0].set_yticks(range(len(lines)), names, fontsize="small")
     every[-1].plot([], [], "o", color=_OURS, label="ours, mean and spread")
-    every[-1].plot([], [], "D", color=_PAPERS, fillstyle="none", label="paper, 600 epochs")
+    if any(papers.values()):
+        every[-1].plot([], [], "D", color=_PAPERS, fillstyle="none", label="paper, 600 epochs")
     finish(figure, every[-1], path)
-
-
-def _remember(path: Path, name: str, entry: dict[str, object]) -> None:
-    entries = json.loads(path.read_text()) if path.exists() else {}
-    entries[name] = entry
-    write_atomically(path, json.dumps(entries, indent=1, sort_keys=True).encode())

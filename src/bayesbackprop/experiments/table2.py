@@ -72,13 +72,20 @@ def file_bytes(net: SparseNetwork) -> int:
 
 
 def write(path: Path, table: Iterable[Row]) -> None:
-    """Write ``table2.csv``."""
-    write_rows(path, Row, table)
+    """Write ``table2.csv``; of rows of the same network and fraction the last counts."""
+    unique = {(row.units, row.seed, row.fraction): row for row in table}
+    write_rows(path, Row, (row for _, row in sorted(unique.items())))
 
 
 def read(path: Path) -> list[Row]:
     """The rows of ``table2.csv``, none if there is no file."""
     return read_rows(path, Row)
+
+
+def largest(table: Iterable[Row]) -> list[Row]:
+    """The rows of the largest networks, which are those to show beside the paper's."""
+    rows = list(table)
+    return [row for row in rows if row.units == max(each.units for each in rows)]
 
 
 def means(table: Iterable[Row], column: str) -> dict[float, float]:
