@@ -106,8 +106,15 @@ def test_what_a_search_found_can_be_trained(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("method", "option"),
-    [("sgd", "--pi"), ("sgd", "--temperature"), ("bbb-gaussian", "--sigma1"), ("dropout", "--draws")]
-    + [("dropout", "--rho-rate"), ("map-gaussian", "--sigma"), ("bbb-mixture", "--prior-sigma")],
+    [
+        ("sgd", "--pi"),
+        ("sgd", "--temperature"),
+        ("bbb-gaussian", "--sigma1"),
+        ("bbb-mixture", "--prior-sigma"),
+        ("dropout", "--draws"),
+        ("dropout", "--rho-rate"),
+        ("map-gaussian", "--sigma"),
+    ],
 )
 def test_options_without_a_meaning_are_refused(method: str, option: str, tmp_path: Path) -> None:
     value = 2 if option == "--draws" else 0.5
