@@ -45,9 +45,9 @@ Results = Annotated[
 Written = Annotated[Path, typer.Option(file_okay=False, help="Where the tables and pictures are.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch; all cores unless given.")]
 
-
 _METHODS = list(table1.PUBLISHED)
 _UNITS = list(table1.PUBLISHED["sgd"])
+
 # What a search says beside the options of `bbb train`.
 _FOUND = ("validation_error", "trials")
 

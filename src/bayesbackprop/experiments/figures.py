@@ -31,6 +31,8 @@ STYLE = {
     "sgd": ("#7f8c8d", "SGD", "SGD"),
 }
 
+OURS = STYLE["bbb-mixture"][0]
+
 # Where the published densities were read off.
 _WEIGHTS = np.arange(-0.4, 0.4 + 1e-9, 0.01)
 _SNR = np.arange(-50, 20) / 10
@@ -125,9 +127,8 @@ def fig4(folders: Mapping[Config, Path], results: Path) -> str:
     density, below = _density(logs, _SNR), np.array([(logs <= level).mean() for level in _SNR])
     write_csv(results / "fig4.csv", {"log10_snr": _SNR, "density": density, "cdf": below})
     figure, axes = start("log10(|mu| / sigma)", "density and CDF", _sizes(folders))
-    colour = STYLE["bbb-mixture"][0]
-    axes.plot(_SNR, density, color=colour, label="density")
-    axes.plot(_SNR, below, color=colour, linestyle="--", label="CDF")
+    axes.plot(_SNR, density, color=OURS, label="density")
+    axes.plot(_SNR, below, color=OURS, linestyle="--", label="CDF")
     curve, cdf = published("snr_density"), published("snr_cdf")
     axes.plot(curve["log10_snr"], curve["density"], color="black", linestyle=":", label="density, paper")
     axes.plot(cdf["log10_snr"], cdf["cdf"], color="black", linestyle="-.", linewidth=0.8, label="CDF, paper")

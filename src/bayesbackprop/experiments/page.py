@@ -227,8 +227,11 @@ def _times(path: Path) -> str:
     for name, made in sorted(json.loads(path.read_text()).items()) if path.exists() else ():
         if (seconds := made.get("seconds_to_target")) is not None:
             minutes.setdefault(name.rsplit("-seed", 1)[0], []).append(f"{seconds / 60:.1f}")
+    if not minutes:
+        return ""
     listed = "; ".join(f"`{name}` {', '.join(each)}" for name, each in minutes.items())
-    return f" Minutes of training until the test error was {table1.TARGET:g} %, by seed: {listed}." if listed else ""
+    how = "with the threads that the commands name, some beside other programs"
+    return f" Minutes of training until the test error was {table1.TARGET:g} %, by seed, {how}: {listed}."
 
 
 def _trained(path: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bayesbackprop._errors import invalid
 from bayesbackprop.data import Images
-from bayesbackprop.experiments.figures import finish, panels
+from bayesbackprop.experiments.figures import OURS, finish, panels
 from bayesbackprop.experiments.mnist import Config, Result, describe, run
 from bayesbackprop.experiments.records import read_rows, remember, write_rows
 from bayesbackprop.files import locked, write_atomically
@@ -69,8 +69,7 @@ RECIPES["bbb-mixture-from-dropout"] = Config("bbb-mixture", schedule=_WARM, sigm
 # Of a configuration that was written before it had them.
 _DEFAULTS = asdict(Config())
 
-# Colours of the picture.
-_OURS, _PAPERS = "#3f51b5", "#e67e22"
+_PAPERS = "#e67e22"  # its colour in the picture
 
 _KEY = ("method", "units", "temperature", "seed", "epochs")
 
@@ -131,26 +130,19 @@ def finished(
 ) -> dict[str, Any]:
     """What a run gave and how it was made, after running it, and what it starts from, if that has not been done."""
     folder = runs / name_of(config)
-    with locked(folder):  # another process with the same run waits, and finds it done
-        return _finished(config, images, runs, command, progress, curve=curve)
-
-
-def _finished(
-    config: Config, images: Images, runs: Path, command: str, progress: Callable[[str], Progress], *, curve: bool
-) -> dict[str, Any]:
-    folder = runs / name_of(config)
     done = folder / "result.json"
-    if not done.exists():
-        start, before = None, 0.0
-        if config.start is not None:
-            before = finished(config.start, images, runs, command, progress, curve=curve)["result"]["seconds"]
-            start = runs / name_of(config.start)
-        title = name_of(config) + (f", without {config.pruned:.0%} of the weights" if config.pruned else "")
-        result = run(config, images, folder, progress(title), curve=curve, start=start)
-        result = replace(result, seconds=before + result.seconds)
-        made = {"command": command, **describe(config)}
-        write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
-        (folder / CHECKPOINT).unlink()  # it served to resume
+    with locked(folder):  # another process with the same run waits, and finds it done
+        if not done.exists():
+            start, before = None, 0.0
+            if config.start is not None:
+                before = finished(config.start, images, runs, command, progress, curve=curve)["result"]["seconds"]
+                start = runs / name_of(config.start)
+            title = name_of(config) + (f", without {config.pruned:.0%} of the weights" if config.pruned else "")
+            result = run(config, images, folder, progress(title), curve=curve, start=start)
+            result = replace(result, seconds=before + result.seconds)
+            made = {"command": command, **describe(config)}
+            write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
+            (folder / CHECKPOINT).unlink()  # it served to resume
     was: dict[str, Any] = json.loads(done.read_text())
     if any(was["made"].get(name, _DEFAULTS.get(name)) != value for name, value in asdict(config).items()):
         raise ValueError(f"The run in {folder} was made by another recipe: remove it or choose other --runs.")
@@ -159,17 +151,13 @@ def _finished(
 
 def seconds_to(error: float, config: Config, runs: Path) -> float | None:
     """How long a run was trained until its test error was as low, the time of its start included; None if never."""
-    folder = runs / name_of(config)
-    before = 0.0 if config.start is None else _seconds(runs / name_of(config.start))
-    for record in read_metrics(folder):
-        before += record["seconds"]
+    start = [] if config.start is None else read_metrics(runs / name_of(config.start))
+    seconds = sum(record["seconds"] for record in start)
+    for record in read_metrics(runs / name_of(config)):
+        seconds += record["seconds"]
         if record.get("test_error", math.inf) <= error:
-            return before
+            return seconds
     return None
-
-
-def _seconds(folder: Path) -> float:
-    return sum(record["seconds"] for record in read_metrics(folder))
 
 
 def name_of(config: Config) -> str:
@@ -244,11 +232,11 @@ def draw(rows: Iterable[Result], path: Path) -> None:
         axes.set_yticks(range(len(lines)), [])
         for place, (method, temperature, epochs) in enumerate(lines):
             error, spread, _ = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
-            axes.errorbar(error, place, xerr=spread, fmt="o", color=_OURS, capsize=3)
+            axes.errorbar(error, place, xerr=spread, fmt="o", color=OURS, capsize=3)
             axes.plot(papers[place, units] or math.nan, place, "D", color=_PAPERS, fillstyle="none")
     names = [f"{line_of(method, temperature)}\nepochs: {epochs}" for method, temperature, epochs in lines]
     every[0].set_yticks(range(len(lines)), names, fontsize="small")
-    every[-1].plot([], [], "o", color=_OURS, label="ours, mean and spread")
+    every[-1].plot([], [], "o", color=OURS, label="ours, mean and spread")
     if any(papers.values()):
         every[-1].plot([], [], "D", color=_PAPERS, fillstyle="none", label="paper, 600 epochs")
     finish(figure, every[-1], path)

@@ -9,7 +9,7 @@ from statistics import mean
 
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.bench.latency import single_input
-from bayesbackprop.experiments.figures import finish, panels
+from bayesbackprop.experiments.figures import OURS, finish, panels
 from bayesbackprop.experiments.mnist import Config
 from bayesbackprop.experiments.records import read_rows, write_rows
 from bayesbackprop.pruning import prune, weights_left
@@ -19,10 +19,8 @@ from bayesbackprop.train import Examples, Schedule, error_of
 # What the paper printed, by the fraction that was removed.
 PUBLISHED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 
-
 # What a picture shows beside the errors.
 _COSTS = {"file": "file_bytes", "time for one image": "latency_us"}
-_OURS = "#3f51b5"
 
 # Chosen on the validation set (docs/decisions/mnist.md). Most of this prior's mass is its slab, so weights that are not
 # needed become wide instead of narrow, and stand out by their signal-to-noise ratio.
@@ -119,12 +117,12 @@ def draw(table: Sequence[Row], path: Path) -> None:
     places = {fraction: place for place, fraction in enumerate(ours)}
     for axes in (errors, costs):
         axes.set_xticks(range(len(ours)), [f"{fraction:.0%}" for fraction in ours])
-    errors.plot(range(len(ours)), list(ours.values()), color=_OURS, label=f"ours, 2x{table[0].units}, mean")
-    errors.plot([places[row.fraction] for row in table], [row.test_error for row in table], ".", color=_OURS)
+    errors.plot(range(len(ours)), list(ours.values()), color=OURS, label=f"ours, 2x{table[0].units}, mean")
+    errors.plot([places[row.fraction] for row in table], [row.test_error for row in table], ".", color=OURS)
     errors.plot(range(len(ours)), [PUBLISHED[each] for each in ours], ":", color="black", label="paper, 2x1200")
     errors.legend(frameon=False, fontsize="small")
     for (name, share), style in zip(_shares(table).items(), ("o-", "s--"), strict=True):
-        costs.plot(range(len(ours)), list(share.values()), style, color=_OURS, label=name)
+        costs.plot(range(len(ours)), list(share.values()), style, color=OURS, label=name)
     costs.set_ylabel("share of the whole network's")
     costs.set_yscale("log")
     finish(figure, costs, path)
