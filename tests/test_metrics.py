@@ -133,6 +133,20 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.usefixtures("_digits")
+def test_evaluate_tells_files_of_the_same_name_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / run / "model.safetensors" for run in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        save(Bayesian(mlp(SIZES), Categorical()), path)
+    drawing = tmp_path / "reliability.svg"
+    command = ["evaluate", *map(str, paths), "--draws", "0", "--diagram", str(drawing)]
+    said = "".join(CliRunner().invoke(app, command, catch_exceptions=False).output.split())
+    for run in ("one", "two"):
+        assert f"/{run}/model." in said  # the line may be folded
+        assert f"{run}/model.safetensors by mean" in drawing.read_text()
+
+
+@pytest.mark.usefixtures("_digits")
 def test_evaluate_shows_dense_pruned_and_sparse(tmp_path: Path) -> None:
     files = _files(tmp_path)
     out, drawing = tmp_path / "rows.json", tmp_path / "reliability.svg"

@@ -183,6 +183,7 @@ def _table1(results: Path) -> list[Table]:
         "Test error in %, mean and standard deviation over seeds (how many in brackets). Epoch and way of predicting "
         "were chosen on the validation set. A temperature below 1 weakens the complexity cost; without one it is the "
         f"paper's. {table1.difference(found)}{_times(results / 'table1.json')}"
+        f"{_versions(results / 'table1.json')}"
     )
     columns = ["method", "epochs", *(column for units in sizes for column in (f"2x{units}", "paper"))]
     return [Table("table1", "Table 1: MNIST", text, columns, rows, _commands(results / "table1.json"))]
@@ -232,6 +233,17 @@ def _times(path: Path) -> str:
     listed = "; ".join(f"`{name}` {', '.join(each)}" for name, each in minutes.items())
     how = "with the threads that the commands name, some beside other programs"
     return f" Minutes of training until the test error was {table1.TARGET:g} %, by seed, {how}: {listed}."
+
+
+def _versions(path: Path) -> str:
+    """Which runs other versions than the last made."""
+    seeds: dict[tuple[str, str], list[str]] = {}
+    for name, made in sorted(json.loads(path.read_text()).items()) if path.exists() else ():
+        row, seed = name.rsplit("-seed", 1)
+        seeds.setdefault((made.get("version", ""), row), []).append(seed)
+    last = max((version for version, _ in seeds), default="")
+    older = [f"`{row}` {version}, seeds {', '.join(each)}" for (version, row), each in seeds.items() if version != last]
+    return f" Runs of versions before {last}: {'; '.join(older)}." if older else ""
 
 
 def _trained(path: Path) -> Iterator[str]:
