@@ -1,6 +1,7 @@
 """``bbb evaluate``."""
 
 import json as json_format
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,9 +62,9 @@ def command(
         diagrams.check_suffix(diagram, "bbb evaluate --diagram")
     networks = {path: from_file(path) for path in checkpoints}
     examples: Split = getattr(_LOADERS[data_set](folder), split)
-    # The files of runs have the same name: then what is shown is the whole path.
-    unique = len({path.name for path in checkpoints}) == len(checkpoints)
-    names = {path: path.name if unique else str(path) for path in checkpoints}
+    # The files of runs have the same name: what is shown is the path below the folder that all have in common.
+    common = os.path.commonpath([path.absolute().parent for path in checkpoints])
+    names = {path: str(path.absolute().relative_to(common)) for path in checkpoints}
     rows: list[dict[str, Any]] = []
     calibrations: dict[str, Calibration] = {}
     console = rich.console.Console()
