@@ -24,6 +24,7 @@ from bayesbackprop.data import Images
 from bayesbackprop.experiments import mnist, search, table1
 from bayesbackprop.experiments.mnist import Config
 from bayesbackprop.progress import Progress
+from bayesbackprop.train import DivergenceError, Run
 
 optuna = pytest.importorskip("optuna")
 
@@ -165,6 +166,18 @@ def test_a_trial_that_was_interrupted_goes_on(space: Any, tmp_path: Path, monkey
     assert [trial.state.name for trial in trials] == ["FAIL", "FAIL", "COMPLETE"]
     assert trials[0].params == trials[1].params == trials[2].params
     assert sorted(trials[-1].intermediate_values) == [1, 2, 3]
+    assert list(tmp_path.glob("search/*")) == []
+
+
+def test_a_trial_that_diverges_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look(tmp_path, digits.RECIPES["sgd"])
+
+    def diverge(*_: Any) -> None:
+        raise DivergenceError("The cost is not a number.")
+
+    monkeypatch.setattr(Run, "train", diverge)
+    assert look(tmp_path, digits.RECIPES["sgd"])["trials"] == 2
+    assert [trial.state.name for trial in trials_in(tmp_path)] == ["COMPLETE", "PRUNED"]
     assert list(tmp_path.glob("search/*")) == []
 
 

@@ -27,7 +27,7 @@ from bayesbackprop.experiments import mnist, table1
 from bayesbackprop.files import read_checkpoint, write_atomically, write_checkpoint
 from bayesbackprop.objective import Cost
 from bayesbackprop.progress import Progress
-from bayesbackprop.train import BEST, CHECKPOINT, METRICS, Examples, Run, Schedule, State, error_of
+from bayesbackprop.train import BEST, CHECKPOINT, METRICS, DivergenceError, Examples, Run, Schedule, State, error_of
 from digits import BATCHES, EPOCHS, MIDDLE, checkpoint, metrics
 
 pytestmark = pytest.mark.equivalence
@@ -172,7 +172,10 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(method: str, stopped: Path, 
         assert metadata["state"]["step"] == (BATCHES if way == "kill" else MIDDLE + 1)
         assert bool(metadata["state"]["sums"]) == bool(metadata["state"]["seconds"]) == (way == "interrupt")
         assert metrics(folder) == metrics(tmp_path)[:1]
-        assert succeed("train", *OPTIONS[method], "--folder", folder, "--resume") == expected
+        if way == "interrupt":
+            assert f"bbb train --folder {folder} --resume" in said
+        options = OPTIONS[method] if way == "kill" else []  # what it began with need not be said again
+        assert succeed("train", *options, "--folder", folder, "--resume") == expected
         assert_same_run(folder, tmp_path)
         if "bbb" in OPTIONS[method][1]:
             assert (folder / mnist.MODEL).read_bytes() == (tmp_path / mnist.MODEL).read_bytes()
@@ -418,6 +421,34 @@ def test_refusing_to_resume_changes_nothing_and_names_what_differs(tmp_path: Pat
         assert text in str(error.value)
     assert "schedule.epochs" not in str(error.value)
     torch.testing.assert_close(free_energy.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_configuration_is_read_from_its_checkpoint(tmp_path: Path) -> None:
+    first = digits.RECIPES["dropout"]
+    second = replace(digits.RECIPES["bbb-mixture"], start=first, pi=1 / 3, seed=5)
+    start(tmp_path / "first", first).train(*parts(), QUIET)
+    mnist.prepare(second, digits.N, tmp_path / "second", tmp_path / "first").train(*parts(), QUIET)
+    assert mnist.began(tmp_path / "first") == first
+    assert mnist.began(tmp_path / "second") == second
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.filterwarnings("error")
+def test_a_run_that_diverges_says_so_and_keeps_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Run._step
+
+    def overflow(run: Run, *arguments: Any) -> None:
+        step(run, *arguments)
+        if run.state.records:
+            run.state.sums["likelihood"] = math.nan
+
+    monkeypatch.setattr(Run, "_step", overflow)
+    result = bbb("train", *OPTIONS["mixture"], "--learning-rate", 0.25, "--folder", tmp_path)
+    assert isinstance(result.exception, DivergenceError)
+    assert "epoch 2" in str(result.exception)
+    assert "below 0.25" in str(result.exception)
+    assert checkpoint(tmp_path)[1]["state"]["step"] == BATCHES
+    assert len(metrics(tmp_path)) == 1
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------

@@ -95,6 +95,10 @@ class Schedule:
         return max(1 - self.averaging, 3 / (2 + step))
 
 
+class DivergenceError(RuntimeError):
+    """The cost of a run is no longer finite."""
+
+
 @dataclass
 class State:
     """How far a run is: the steps taken, the sums of the running epoch, and a record for each epoch that is over."""
@@ -206,6 +210,11 @@ class Run:
     def _end_epoch(self, epoch: int, batches: int, watched: Mapping[str, Examples]) -> None:
         state = self.state
         means = {name: total / batches for name, total in state.sums.items()}
+        if not all(map(math.isfinite, means.values())):
+            raise DivergenceError(
+                f"The cost of epoch {epoch} is not a number: choose a learning rate below "
+                f"{self.schedule.learning_rate:g} and another folder than {self.folder}."
+            )
         error = self._error or error_of
         with self.averaged():
             errors = {f"{name}_error": error(self.net, examples) for name, examples in watched.items()}

@@ -287,13 +287,17 @@ def reproduce_page(
 
 
 def train(
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(mnist.METHODS)}.")] = "bbb-mixture",
-    units: Annotated[int, typer.Option(min=1, help="Of each hidden layer.")] = 400,
+    method: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(mnist.METHODS)}. [default: {mnist.Config.method}]")
+    ] = None,
+    units: Annotated[int | None, typer.Option(min=1, help="Of each hidden layer. [default: 400]")] = None,
     epochs: Epochs = None,
     learning_rate: Annotated[float | None, typer.Option(help="Above 0, instead of the recipe's.")] = None,
     rho_rate: Annotated[float | None, typer.Option(help="The rate of rho, in those of mu.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Monte Carlo samples a step.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, help="Of the complexity; 1 is the paper's cost.")] = 1.0,
+    draws: Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples a step. [default: 1]")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Of the complexity. [default: 1, the paper's cost]")
+    ] = None,
     pi: Annotated[float | None, typer.Option(min=0, max=1, help="Of the scale mixture.")] = None,
     sigma1: Annotated[float | None, typer.Option(help="Of the scale mixture, the slab.")] = None,
     sigma2: Annotated[float | None, typer.Option(help="Of the scale mixture, the spike.")] = None,
@@ -302,9 +306,11 @@ def train(
     averaging: Annotated[
         float | None, typer.Option(min=0, help="Of the parameters, over steps: 0 for none, or a factor below 1.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything random. [default: 0]")] = None,
     folder: Annotated[Path, typer.Option(file_okay=False, help="For checkpoints and the model.")] = Path("runs/train"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder, as it began: no other option is needed.")
+    ] = False,
     threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -313,21 +319,21 @@ def train(
     Example: `bbb train --units 400 --epochs 10 --folder runs/first`
     """
     set_threads(threads)
-    _check_method(method)
     begun = (folder / CHECKPOINT).exists()
     if begun and not resume:
         raise typer.BadParameter(f"{folder} holds a run already: --resume goes on with it.", param_hint="--folder")
     if resume and not begun:
         rich.console.Console(stderr=True).print(f"There is no run in {folder} yet: this one starts at the beginning.")
-    (config,) = table1.cells([method], [units], [seed], [temperature], epochs)
-    rates = {"learning_rate": learning_rate, "rho_rate": rho_rate, "averaging": averaging}
+    rates = {"learning_rate": learning_rate, "rho_rate": rho_rate}
     scales = {"pi": pi, "sigma1": sigma1, "sigma2": sigma2, "prior_sigma": prior_sigma, "sigma": sigma}
-    given = {**_given(rates | scales), **({"draws": draws} if draws > 1 else {})}
-    given |= {"temperature": temperature} if temperature != 1 else {}
-    for name in given.keys() - config.matters - {"averaging"}:
-        raise typer.BadParameter(f"This has no meaning for {method}.", param_hint=f"--{name.replace('_', '-')}")
-    schedule = replace(config.schedule, **_given(rates))
-    config = replace(config, schedule=schedule, draws=draws, **_given(scales))
+    tuned = _given({**rates, **scales, "draws": draws, "temperature": temperature})
+    config = mnist.began(folder) if begun else _recipe(method, temperature)
+    config = replace(config, **_given({"method": method, "units": units, "seed": seed}))
+    for name in tuned.keys() - config.matters:
+        hint = f"--{name.replace('_', '-')}"
+        raise typer.BadParameter(f"This has no meaning for {config.method}.", param_hint=hint)
+    schedule = replace(config.schedule, **_given({"epochs": epochs, "averaging": averaging, "seed": seed, **rates}))
+    config = replace(config, schedule=schedule, **{name: tuned[name] for name in tuned.keys() - rates})
     with distributed():
         leads = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         board = folder / "tensorboard" if leads else None
@@ -336,7 +342,7 @@ def train(
         try:
             result = mnist.run(config, data.mnist(), folder, progress)
         except KeyboardInterrupt:
-            says.print(f"The run is in {folder}: the same command with --resume goes on.")
+            says.print(f"To go on: bbb train --folder {shlex.quote(str(folder))} --resume", highlight=False)
             raise
         says.print(f"Wrote {folder / mnist.MODEL}.")
         if not leads:
@@ -345,6 +351,14 @@ def train(
         rich.console.Console().print_json(data=asdict(result))
     else:
         _show([result])
+
+
+def _recipe(method: str | None, temperature: float | None) -> mnist.Config:
+    """What Table 1 has for a method."""
+    chosen = mnist.Config.method if method is None else method
+    _check_method(chosen)
+    (config,) = table1.cells([chosen], [mnist.Config.units], [0], [1.0 if temperature is None else temperature])
+    return config
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesbackprop._errors import check_count, check_not_negative, check_positive, check_probability, invalid
+from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
 from bayesbackprop._version import __version__
 from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.data import Images
@@ -23,7 +23,7 @@ from bayesbackprop.progress import Progress
 from bayesbackprop.pruning import prune
 from bayesbackprop.saving import save
 from bayesbackprop.shipping import SparseNetwork, save_sparse
-from bayesbackprop.train import BEST, Examples, Run, Schedule, error_of
+from bayesbackprop.train import BEST, CHECKPOINT, Examples, Run, Schedule, error_of
 
 Method = Literal["bbb-mixture", "bbb-gaussian", "sgd", "dropout", "dropconnect", "map-gaussian", "map-laplace"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -232,9 +232,27 @@ def run(
     )
 
 
+def began(folder: Path) -> Config:
+    """The configuration of the run whose checkpoint is in ``folder``."""
+    _, metadata = read_checkpoint(folder / CHECKPOINT)
+    about = {name: value for name, value in metadata.get("about", {}).items() if name != "n"}
+    if "method" not in about:
+        raise invalid("folder", "resume", "that of a run on MNIST", Described(folder))
+    prefix = "schedule."
+    schedule = {name.removeprefix(prefix): about.pop(name) for name in list(about) if name.startswith(prefix)}
+    return _config({**about, "schedule": schedule})
+
+
 def describe(config: Config) -> dict[str, object]:
     """A configuration as plain data, with the version that ran it."""
     return {**asdict(config), "version": __version__}
+
+
+def _config(fields: dict[str, Any]) -> Config:
+    """A configuration from what :func:`dataclasses.asdict` made of it."""
+    start = fields["start"]
+    schedule = Schedule(**fields["schedule"])
+    return Config(**{**fields, "schedule": schedule, "start": None if start is None else _config(start)})
 
 
 def _ship(job: Run, path: Path) -> None:

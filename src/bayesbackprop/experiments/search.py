@@ -17,7 +17,7 @@ from bayesbackprop._errors import Described, invalid
 from bayesbackprop.data import Images
 from bayesbackprop.experiments.mnist import Config, prepare
 from bayesbackprop.progress import Progress
-from bayesbackprop.train import Examples
+from bayesbackprop.train import DivergenceError, Examples
 
 Space = Literal["paper", "ours"]
 _Value = TypeVar("_Value")
@@ -70,6 +70,8 @@ def search(
             run = prepare(chosen, len(training.inputs), own)
             watch = _Watch(trial, progress(f"trial {trial.number}"))
             return run.train(training, {"validation": validation}, watch).selected["validation_error"]
+        except DivergenceError:
+            raise optuna.TrialPruned from None
         except KeyboardInterrupt:
             goes_on = True
             _retry()(study, study.trials[trial.number])

@@ -239,4 +239,4 @@ def draw(rows: Iterable[Result], path: Path) -> None:
     every[-1].plot([], [], "o", color=OURS, label="ours, mean and spread")
     if any(papers.values()):
         every[-1].plot([], [], "D", color=_PAPERS, fillstyle="none", label="paper, 600 epochs")
-    finish(figure, every[-1], path)
+    finish(figure, figure, path, loc="outside lower right", ncols=2)
