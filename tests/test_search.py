@@ -36,6 +36,7 @@ SEARCHED = {
     ("paper", "bbb-gaussian"): {"learning_rate", "draws"},
     ("ours", "bbb-mixture"): {"learning_rate", "rho_rate", "sigma", *MIXTURE},
     ("ours", "bbb-gaussian"): {"learning_rate", "rho_rate", "sigma", "prior_sigma"},
+    ("ours", "dropout"): {"learning_rate", "dropout"},
     ("ours", "map-gaussian"): {"learning_rate", "prior_sigma"},
     ("ours", "map-laplace"): {"learning_rate", "prior_sigma"},
 }

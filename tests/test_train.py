@@ -113,6 +113,7 @@ def test_what_a_search_found_can_be_trained(tmp_path: Path, monkeypatch: pytest.
         ("bbb-mixture", "--prior-sigma"),
         ("dropout", "--draws"),
         ("dropout", "--rho-rate"),
+        ("sgd", "--dropout"),
         ("map-gaussian", "--sigma"),
     ],
 )

@@ -281,9 +281,10 @@ def reproduce_page(
 
     Example: `bbb reproduce page`
     """
+    written = page.write(results, docs)
     if readme is not None:
         page.write_summary(results, readme)
-    rich.console.Console().print(str(page.write(results, docs)))
+    rich.console.Console().print(str(written))
 
 
 def train(
@@ -303,6 +304,9 @@ def train(
     sigma2: Annotated[float | None, typer.Option(help="Of the scale mixture, the spike.")] = None,
     prior_sigma: Annotated[float | None, typer.Option(help="Of the Gaussian prior, or the Laplace prior.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Of the posterior, at the start.")] = None,
+    dropout: Annotated[
+        float | None, typer.Option(min=0, max=1, help="How likely to forget a unit, inputs too.")
+    ] = None,
     averaging: Annotated[
         float | None, typer.Option(min=0, help="Of the parameters, over steps: 0 for none, or a factor below 1.")
     ] = None,
@@ -326,7 +330,7 @@ def train(
         rich.console.Console(stderr=True).print(f"There is no run in {folder} yet: this one starts at the beginning.")
     rates = {"learning_rate": learning_rate, "rho_rate": rho_rate}
     scales = {"pi": pi, "sigma1": sigma1, "sigma2": sigma2, "prior_sigma": prior_sigma, "sigma": sigma}
-    tuned = _given({**rates, **scales, "draws": draws, "temperature": temperature})
+    tuned = _given({**rates, **scales, "dropout": dropout, "draws": draws, "temperature": temperature})
     config = mnist.began(folder) if begun else _recipe(method, temperature)
     config = replace(config, **_given({"method": method, "units": units, "seed": seed}))
     for name in tuned.keys() - config.matters:

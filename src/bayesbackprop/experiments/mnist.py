@@ -47,6 +47,7 @@ class Config:
         sigma2: Of the scale mixture, the spike.
         prior_sigma: Of the Gaussian prior, or the scale of the Laplace prior.
         sigma: The initial standard deviation of the posterior.
+        dropout: How likely dropout is to forget a unit, the inputs among them.
         prediction_draws: Networks to average in the final evaluation.
         pruned: Select the epoch by the validation error without this fraction of the weights.
         start: The experiment whose selected weights are the initial means; none for random ones.
@@ -63,6 +64,7 @@ class Config:
     sigma2: float = math.exp(-7)
     prior_sigma: float = 0.1
     sigma: float = 0.0067
+    dropout: float = 0.3
     prediction_draws: int = 100
     pruned: float = 0.0
     start: "Config | None" = None
@@ -75,7 +77,7 @@ class Config:
         check_count("Config", least=0, seed=self.seed)
         check_positive("Config", sigma=self.sigma, prior_sigma=self.prior_sigma)
         check_not_negative("Config", temperature=self.temperature)
-        check_probability("Config", pruned=self.pruned)
+        check_probability("Config", pruned=self.pruned, dropout=self.dropout)
         if self.pruned and not self.is_bayesian:
             raise invalid("pruned", "Config", "0 where there is no distribution on the weights", self.pruned)
 
@@ -104,6 +106,7 @@ class Config:
             names |= {"draws", "temperature", "rho_rate", "sigma"}
         names |= {"pi", "sigma1", "sigma2"} if self.method == "bbb-mixture" else set()
         names |= {"prior_sigma"} if self.method in ("bbb-gaussian", "map-gaussian", "map-laplace") else set()
+        names |= {"dropout"} if self.method == "dropout" else set()
         return frozenset(names)
 
     @property
@@ -166,7 +169,7 @@ def network(config: Config) -> nn.Sequential:
     layers: list[nn.Module] = []
     for number, (inputs, outputs) in enumerate([(784, u), (u, u), (u, 10)]):
         if config.method == "dropout":
-            layers.append(nn.Dropout(0.5 if number else 0.2))
+            layers.append(nn.Dropout(config.dropout))
         kind = DropConnect if config.method == "dropconnect" and number else nn.Linear
         layer = kind(inputs, outputs)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

@@ -32,8 +32,8 @@ FIGURES = {
 
 def write(results: Path, docs: Path) -> Path:
     """Write ``results.md`` in ``docs``, with the pictures beside it."""
-    if not results.is_dir():
-        raise invalid("results", "bbb reproduce page", "a folder of results", str(results))
+    if not any(path.suffix in (".csv", ".png") for path in results.glob("*")):
+        raise invalid("results", "bbb reproduce page", "a folder that `bbb reproduce` wrote results to", str(results))
     parts = ["# Results\n\nWritten by `bbb reproduce page` from the files in `results/`.\n"]
     for table in tables(results):
         parts += [table.markdown(), *_picture(results, docs, table.name, table.title)]

@@ -132,6 +132,7 @@ def _suggest(trial: Any, config: Config, space: Space) -> Config:
             "-log sigma1": (0.0, 2.0, False),
             "-log sigma2": (5.0, 8.0, False),
             "prior_sigma": (0.02, 2.0, True),
+            "dropout": (0.1, 0.6, False),
         }
         chosen = {
             name: trial.suggest_float(name, low, high, log=log)

@@ -51,7 +51,7 @@ RECIPES: dict[str, Config] = {
     "bbb-mixture": Config("bbb-mixture", schedule=Schedule(epochs=40, rho_rate=0.1), sigma=0.02),
     "bbb-gaussian": Config("bbb-gaussian", schedule=Schedule(epochs=40, rho_rate=0.1), sigma=0.02, prior_sigma=1.0),
     "sgd": Config("sgd", schedule=Schedule(epochs=40, optimiser="sgd", learning_rate=0.1, decay="constant")),
-    "dropout": Config("dropout", schedule=replace(_STEADY, epochs=48)),  # whose error falls slowly
+    "dropout": Config("dropout", schedule=replace(_STEADY, epochs=80), dropout=0.3),  # whose error falls slowly
     "dropconnect": Config("dropconnect", schedule=_STEADY),
     "map-gaussian": Config("map-gaussian", schedule=_STEADY),
     "map-laplace": Config("map-laplace", schedule=_STEADY, prior_sigma=0.05),
@@ -63,7 +63,7 @@ TEMPERED: dict[tuple[str, float], Config] = {
 }
 
 # Beside those of the paper: from the weights of a network that was trained with dropout.
-_WARM = Schedule(epochs=10, learning_rate=1e-4, decay="constant", averaging=0.9998)
+_WARM = Schedule(epochs=16, learning_rate=1e-4, decay="constant", averaging=0.9998)
 RECIPES["bbb-mixture-from-dropout"] = Config("bbb-mixture", schedule=_WARM, sigma=0.02, start=RECIPES["dropout"])
 
 # Of a configuration that was written before it had them.
