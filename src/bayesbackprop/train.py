@@ -163,6 +163,8 @@ class Run:
             raise invalid("batch_size", "Schedule", constraint, schedule.batch_size)
         batches = -(-len(training.inputs) // schedule.batch_size)
         objective = DistributedDataParallel(self.objective) if self.ranks > 1 else self.objective
+        if not (self.folder / CHECKPOINT).exists():
+            self._save()  # so that it is known from the first step on what was being run
         with progress.run(schedule.epochs, batches, state.step), interrupt_deferred() as interrupted:
             for epoch in range(state.step // batches, schedule.epochs):
                 started = time.perf_counter() - state.seconds

@@ -46,7 +46,7 @@ def command(
     """
     model = from_file(checkpoint)
     if not isinstance(model, Bayesian):
-        got = Described(f"{checkpoint}, a sparse network, which has no sigma any more")
+        got = Described(f"{checkpoint}, a plain network, which has no sigma")
         raise invalid("checkpoint", "bbb prune", "a Bayesian network", got)
     if out is None and sparse_file is None:
         stem = f"{checkpoint.stem}-{100 * fraction:g}"

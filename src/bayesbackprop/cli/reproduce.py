@@ -327,7 +327,7 @@ def train(
     if begun and not resume:
         raise typer.BadParameter(f"{folder} holds a run already: --resume goes on with it.", param_hint="--folder")
     if resume and not begun:
-        rich.console.Console(stderr=True).print(f"There is no run in {folder} yet: this one starts at the beginning.")
+        raise typer.BadParameter(f"There is no run in {folder}: without --resume one starts.", param_hint="--resume")
     rates = {"learning_rate": learning_rate, "rho_rate": rho_rate}
     scales = {"pi": pi, "sigma1": sigma1, "sigma2": sigma2, "prior_sigma": prior_sigma, "sigma": sigma}
     tuned = _given({**rates, **scales, "dropout": dropout, "draws": draws, "temperature": temperature})
@@ -393,16 +393,20 @@ def search(
     (config,) = table1.cells([method], [units], [seed], epochs=epochs)
     if storage is None:
         runs.mkdir(parents=True, exist_ok=True)
-    best = experiments_search.search(
-        config,
-        data.mnist(),
-        space=space,  # type: ignore[arg-type]
-        trials=trials,
-        storage=storage or f"sqlite:///{runs / 'search.db'}",
-        name=f"{space}-{method}-{units}-{config.schedule.epochs}epochs",
-        folder=runs / "search",
-        progress=Progress,
-    )
+    try:
+        best = experiments_search.search(
+            config,
+            data.mnist(),
+            space=space,  # type: ignore[arg-type]
+            trials=trials,
+            storage=storage or f"sqlite:///{runs / 'search.db'}",
+            name=f"{space}-{method}-{units}-{config.schedule.epochs}epochs",
+            folder=runs / "search",
+            progress=Progress,
+        )
+    except KeyboardInterrupt:
+        rich.console.Console(stderr=True).print("The same command goes on with this trial.")
+        raise
     rich.console.Console().print_json(data=best)
     base = {"method": method, "units": units, "epochs": config.schedule.epochs, "seed": seed, "folder": runs / "best"}
     chosen = {**base, **{name: value for name, value in best.items() if name not in _FOUND}}

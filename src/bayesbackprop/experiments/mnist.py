@@ -78,6 +78,8 @@ class Config:
         check_positive("Config", sigma=self.sigma, prior_sigma=self.prior_sigma)
         check_not_negative("Config", temperature=self.temperature)
         check_probability("Config", pruned=self.pruned, dropout=self.dropout)
+        if self.dropout == 1:
+            raise invalid("dropout", "Config", "below 1, where nothing would be left", self.dropout)
         if self.pruned and not self.is_bayesian:
             raise invalid("pruned", "Config", "0 where there is no distribution on the weights", self.pruned)
 

@@ -32,7 +32,7 @@ FIGURES = {
 
 def write(results: Path, docs: Path) -> Path:
     """Write ``results.md`` in ``docs``, with the pictures beside it."""
-    if not any(path.suffix in (".csv", ".png") for path in results.glob("*")):
+    if not any(path.suffix in (".csv", ".json", ".png") for path in results.glob("*")):
         raise invalid("results", "bbb reproduce page", "a folder that `bbb reproduce` wrote results to", str(results))
     parts = ["# Results\n\nWritten by `bbb reproduce page` from the files in `results/`.\n"]
     for table in tables(results):
@@ -149,7 +149,7 @@ class Table(NamedTuple):
 
     name: str
     title: str
-    text: str
+    paragraphs: list[str]
     columns: list[str]
     rows: list[list[str]]
     commands: list[str]
@@ -159,7 +159,8 @@ class Table(NamedTuple):
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, *self.rows)]
         lines.insert(1, "|" + "---|" * len(self.columns))
         commands = "Commands:\n\n" + "\n".join(f"- `{command}`" for command in self.commands) + "\n"
-        return "\n".join([f"## {self.title}\n\n{self.text}\n", *lines, "", commands if self.commands else ""])
+        paragraphs = [f"{text}\n" for text in (f"## {self.title}", *self.paragraphs)]
+        return "\n".join([*paragraphs, *lines, "", commands if self.commands else ""])
 
 
 def tables(results: Path) -> list[Table]:
@@ -179,14 +180,15 @@ def _table1(results: Path) -> list[Table]:
             error, spread, seeds = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
             row += [_cell(error, spread, seeds), str(table1.published(method, units) or "")]
         rows.append(row)
-    text = (
+    about = (
         "Test error in %, mean and standard deviation over seeds (how many in brackets). Epoch and way of predicting "
         "were chosen on the validation set. A temperature below 1 weakens the complexity cost; without one it is the "
-        f"paper's. {table1.difference(found)}{_times(results / 'table1.json')}"
-        f"{_versions(results / 'table1.json')}"
+        "paper's."
     )
+    made = results / "table1.json"
+    text = [about, table1.difference(found), *_times(made), *_versions(made)]
     columns = ["method", "epochs", *(column for units in sizes for column in (f"2x{units}", "paper"))]
-    return [Table("table1", "Table 1: MNIST", text, columns, rows, _commands(results / "table1.json"))]
+    return [Table("table1", "Table 1: MNIST", text, columns, rows, _commands(made))]
 
 
 def _peers(results: Path) -> list[Table]:
@@ -199,11 +201,11 @@ def _peers(results: Path) -> list[Table]:
         for row in found["rows"]
     ]
     first = found["rows"][0]
-    text = (
+    text = [
         f"Cumulative regret after {first['steps']:,} steps, mean and standard deviation over "
         f"{_count(first['seeds'])}, all agents in the same order of contexts; bbb, linear and uniform are ours. Times "
         "are of one core, in one run, with other programs running beside it."
-    )
+    ]
     columns = ["environment", "agent", "regret", "seconds a run"]
     return [Table("bandit", "Bandits beside other libraries", text, columns, rows, [found["run"]["command"]])]
 
@@ -222,20 +224,19 @@ def _commands(path: Path) -> list[str]:
     return sorted({entry["command"] for entry in json.loads(path.read_text()).values()}) if path.exists() else []
 
 
-def _times(path: Path) -> str:
+def _times(path: Path) -> Iterator[str]:
     """How long the runs that reached the target took, where test errors were recorded by epoch."""
     minutes: dict[str, list[str]] = {}
     for name, made in sorted(json.loads(path.read_text()).items()) if path.exists() else ():
         if (seconds := made.get("seconds_to_target")) is not None:
             minutes.setdefault(name.rsplit("-seed", 1)[0], []).append(f"{seconds / 60:.1f}")
-    if not minutes:
-        return ""
-    listed = "; ".join(f"`{name}` {', '.join(each)}" for name, each in minutes.items())
-    how = "with the threads that the commands name, some beside other programs"
-    return f" Minutes of training until the test error was {table1.TARGET:g} %, by seed, {how}: {listed}."
+    if minutes:
+        listed = "; ".join(f"`{name}` {', '.join(each)}" for name, each in minutes.items())
+        how = "with the threads that the commands name, some beside other programs"
+        yield f"Minutes of training until the test error was {table1.TARGET:g} %, by seed, {how}: {listed}."
 
 
-def _versions(path: Path) -> str:
+def _versions(path: Path) -> Iterator[str]:
     """Which runs other versions than the last made."""
     seeds: dict[tuple[str, str], list[str]] = {}
     for name, made in sorted(json.loads(path.read_text()).items()) if path.exists() else ():
@@ -243,7 +244,8 @@ def _versions(path: Path) -> str:
         seeds.setdefault((made.get("version", ""), row), []).append(seed)
     last = max((version for version, _ in seeds), default="")
     older = [f"`{row}` {version}, seeds {', '.join(each)}" for (version, row), each in seeds.items() if version != last]
-    return f" Runs of versions before {last}: {'; '.join(older)}." if older else ""
+    if older:
+        yield f"Runs of versions before {last}: {'; '.join(older)}."
 
 
 def _trained(path: Path) -> Iterator[str]:
@@ -271,11 +273,11 @@ def _table2(results: Path) -> list[Table]:
     for row in found:
         ours = [f"2x{row.units}", f"{row.fraction:.0%}", str(row.seed), str(row.weights_left), f"{row.test_error:.2f}"]
         rows.append([*ours, str(table2.PUBLISHED[row.fraction]), str(row.file_bytes), f"{row.latency_us:.0f}"])
-    text = (
+    about = (
         "The plain sparse network of the means that are left; its file, and its time for one image, measured in turn "
-        f"with the others of the same seed. {' '.join(_trained(results / 'table2.json'))} "
-        f"{table2.difference(table2.largest(found))}"
+        "with the others of the same seed."
     )
+    text = [about, *_trained(results / "table2.json"), table2.difference(table2.largest(found))]
     columns = [
         "units",
         "removed",

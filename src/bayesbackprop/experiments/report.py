@@ -311,7 +311,8 @@ def _table(table: page.Table) -> str:
     head = "".join(f"<th>{_text(column)}" for column in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}" for cell in row) for row in table.rows)
     commands = f"<details><summary>commands</summary>{''.join(map(_command, table.commands))}</details>"
-    return f"{_paragraph(table.text)}<div class=scroll><table><thead><tr>{head}<tbody>{rows}</table></div>{commands}"
+    text = "".join(map(_paragraph, table.paragraphs))
+    return f"{text}<div class=scroll><table><thead><tr>{head}<tbody>{rows}</table></div>{commands}"
 
 
 # --- small things ----------------------------------------------------------------------------------------------------

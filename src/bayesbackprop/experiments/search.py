@@ -7,6 +7,7 @@ too. Trials that are worse than the median of those before them at the same epoc
 
 import math
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +47,7 @@ def search(
     """Try ``trials`` more configurations; the best so far, with its validation error."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # no traceback of a Ctrl-C
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     database = _database(storage)
     sampler = (
@@ -71,6 +72,7 @@ def search(
             watch = _Watch(trial, progress(f"trial {trial.number}"))
             return run.train(training, {"validation": validation}, watch).selected["validation_error"]
         except DivergenceError:
+            print(f"trial {trial.number}: given up, its cost is no number", file=sys.stderr, flush=True)
             raise optuna.TrialPruned from None
         except KeyboardInterrupt:
             goes_on = True
@@ -81,7 +83,8 @@ def search(
                 shutil.rmtree(own, ignore_errors=True)
 
     study.optimize(objective, n_trials=trials)
-    return {"validation_error": study.best_value, **_named(study.best_params), "trials": len(study.trials)}
+    over = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]  # and not stopped
+    return {"validation_error": study.best_value, **_named(study.best_params), "trials": len(over)}
 
 
 def _database(storage: str) -> Any:
@@ -125,7 +128,7 @@ def _suggest(trial: Any, config: Config, space: Space) -> Config:
         chosen = {name: trial.suggest_categorical(name, values) for name, values in _relevant(config, GRID).items()}
     else:
         ranges: dict[str, tuple[float, float, bool]] = {
-            "learning_rate": (1e-4, 1e-2, True),
+            "learning_rate": (1e-4, 1e-2, True) if config.schedule.optimiser == "adam" else (1e-2, 1.0, True),
             "rho_rate": (0.01, 3.0, True),
             "sigma": (1e-3, 0.1, True),
             "pi": (0.1, 0.9, False),

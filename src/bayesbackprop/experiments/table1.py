@@ -31,8 +31,8 @@ TARGET = 1.4
 # In tables and pictures.
 NAMES = {
     "sgd": "SGD",
-    "dropout": "SGD, dropout",
-    "dropconnect": "SGD, DropConnect",
+    "dropout": "Dropout",
+    "dropconnect": "DropConnect",
     "map-gaussian": "MAP, Gaussian prior",
     "map-laplace": "MAP, Laplace prior",
     "bbb-gaussian": "Bayes by Backprop, Gaussian",
