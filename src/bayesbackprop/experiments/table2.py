@@ -26,7 +26,7 @@ _COSTS = {"file": "file_bytes", "time for one image": "latency_us"}
 # needed become wide instead of narrow, and stand out by their signal-to-noise ratio.
 RECIPE = Config(
     "bbb-mixture",
-    schedule=Schedule(epochs=60, decay="constant", averaging=0.9998),
+    schedule=Schedule(epochs=40, decay="constant", averaging=0.9998),
     temperature=0.1,
     pi=0.75,
     sigma1=math.exp(-2),
