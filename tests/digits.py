@@ -36,7 +36,7 @@ def images() -> Images:
 
 def recipe(method: Any, **options: Any) -> Config:
     schedule = Schedule(epochs=EPOCHS, batch_size=BATCH, **{"learning_rate": 0.01, **options})
-    return Config(method, units=8, schedule=schedule, prediction_draws=3, sigma=0.01)
+    return Config(method, units=8, schedule=schedule, prediction_draws=3, sigma=0.01, dropout=0.2)
 
 
 RECIPES: dict[Any, Config] = {
