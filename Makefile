@@ -12,7 +12,7 @@ test: lint types unit docs  ## Everything that CI checks
 
 environment: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt src/bayesbackprop/kernels/fused.c src/bayesbackprop/kernels/fused_real.h
+.venv/ready: pyproject.toml constraints.txt src/bayesbackprop/_engine/cpu.c src/bayesbackprop/_engine/cpu_real.h
 	$(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch==2.13.0
 	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,experiments,sklearn]"
@@ -42,5 +42,5 @@ bench-peers: environment  ## The same beside other libraries, in about half an h
 	$(MAKE) bench PEERS=--peers
 
 clean:
-	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache src/*.egg-info src/bayesbackprop/kernels/*.so
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache src/*.egg-info src/bayesbackprop/_engine/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

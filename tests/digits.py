@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from bayesbackprop import cli, data
-from bayesbackprop.data import Images, Split
-from bayesbackprop.experiments import table1
-from bayesbackprop.experiments.mnist import METHODS, Config
-from bayesbackprop.files import read_checkpoint
-from bayesbackprop.train import CHECKPOINT, METRICS, Schedule
+from bayesbackprop import _cli as cli
+from bayesbackprop._files import read_checkpoint
+from bayesbackprop.training import CHECKPOINT, METRICS, Schedule
+from bayesbackprop_paper import data
+from bayesbackprop_paper.data import Images, Split
+from bayesbackprop_paper.experiments import table1
+from bayesbackprop_paper.experiments.mnist import METHODS, Config
 
 N, BATCH, EPOCHS = 200, 32, 3
 BATCHES = 7  # the last has 8 examples

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, distributions, nn
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Laplace, Normal, Prior, ScaleMixture, kernels
-from bayesbackprop.kernels import fused
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Laplace, Normal, Prior, ScaleMixture
+from bayesbackprop import _engine as kernels
+from bayesbackprop._engine import cpu as fused
 from bayesbackprop.noise import Key
 from bayesbackprop.posterior import CONSTANT, WeightPosterior
 

@@ -17,7 +17,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bayesbackprop import Bayesian, Gaussian, Normal, data, save
+from bayesbackprop import Bayesian, Gaussian, Normal, save
+from bayesbackprop._files import read_checkpoint, write_checkpoint
 from bayesbackprop.bandits import (
     Agent,
     Environment,
@@ -36,9 +37,9 @@ from bayesbackprop.bandits import (
     simulation,
 )
 from bayesbackprop.bandits.network import RewardNetwork
-from bayesbackprop.data import Classification, FetchError, Mushrooms
-from bayesbackprop.experiments.networks import mlp
-from bayesbackprop.files import read_checkpoint, write_checkpoint
+from bayesbackprop_paper import data
+from bayesbackprop_paper.data import Classification, FetchError, Mushrooms
+from bayesbackprop_paper.experiments.networks import mlp
 from ztests import assert_mean, assert_p_value, assert_variance, assert_z
 
 pytestmark = pytest.mark.identities

@@ -10,11 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from bayesbackprop.bench import cases, measure, report
-from bayesbackprop.bench.contenders import OURS, SGD, Contender, Task
-from bayesbackprop.bench.peers import PEERS, Peer
-from bayesbackprop.cli import app, bench
-from bayesbackprop.kernels import fused
+from bayesbackprop._cli import app, bench
+from bayesbackprop._engine import cpu as fused
+from bayesbackprop_paper.bench import cases, measure, report
+from bayesbackprop_paper.bench.contenders import OURS, SGD, Contender, Task
+from bayesbackprop_paper.bench.peers import PEERS, Peer
 
 pytestmark = pytest.mark.identities
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
+from bayesbackprop._cli import app
 from bayesbackprop.bandits import Wheel
-from bayesbackprop.bench import bandits
-from bayesbackprop.cli import app
+from bayesbackprop_paper.bench import bandits
 
 
 class Recorder:

@@ -13,13 +13,15 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from bayesbackprop import bandits, cli, data
-from bayesbackprop.cli import app
-from bayesbackprop.data import Mushrooms
-from bayesbackprop.experiments import bandit, regression
-from bayesbackprop.experiments.bandit import Job, Point
-from bayesbackprop.experiments.figures import published
-from bayesbackprop.experiments.regression import Config, Curve
+from bayesbackprop import _cli as cli
+from bayesbackprop import bandits
+from bayesbackprop._cli import app
+from bayesbackprop_paper import data
+from bayesbackprop_paper.data import Mushrooms
+from bayesbackprop_paper.experiments import bandit, regression
+from bayesbackprop_paper.experiments.bandit import Job, Point
+from bayesbackprop_paper.experiments.figures import published
+from bayesbackprop_paper.experiments.regression import Config, Curve
 
 pytestmark = pytest.mark.identities
 

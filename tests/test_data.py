@@ -16,10 +16,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bayesbackprop import data
-from bayesbackprop.cli import app
-from bayesbackprop.data import DATA_SETS, DataSet, FetchError, fetching, sources
-from bayesbackprop.data.sources import File, Member, Wheel
+from bayesbackprop._cli import app
+from bayesbackprop_paper import data
+from bayesbackprop_paper.data import DATA_SETS, DataSet, FetchError, fetching, sources
+from bayesbackprop_paper.data.sources import File, Member, Wheel
 
 pytestmark = pytest.mark.identities
 

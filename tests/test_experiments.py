@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import digits
-from bayesbackprop import Laplace, Normal, data, load, load_sparse
-from bayesbackprop.cli import app, main
-from bayesbackprop.experiments import figures, mnist, page, table1, table2
-from bayesbackprop.experiments.mnist import Config, DropConnect, Result, network
-from bayesbackprop.files import locked
-from bayesbackprop.progress import Progress
+from bayesbackprop import Laplace, Normal, load, load_sparse
+from bayesbackprop._cli import app, main
+from bayesbackprop._files import locked
+from bayesbackprop._progress import Progress
 from bayesbackprop.pruning import prune, snr
-from bayesbackprop.train import CHECKPOINT, METRICS, Examples, Schedule, error_of
+from bayesbackprop.training import CHECKPOINT, METRICS, Examples, Schedule, error_of
+from bayesbackprop_paper import data
+from bayesbackprop_paper.experiments import figures, mnist, page, table1, table2
+from bayesbackprop_paper.experiments.mnist import Config, DropConnect, Result, network
 from ztests import assert_mean, assert_z
 
 pytestmark = pytest.mark.identities

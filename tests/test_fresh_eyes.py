@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Normal, kernels, load, save
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Normal, load, save
+from bayesbackprop import _engine as kernels
 
 pytestmark = pytest.mark.identities
 

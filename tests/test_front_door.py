@@ -14,9 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from bayesbackprop import Bayesian, Categorical, save
-from bayesbackprop.cli import app, main
-from bayesbackprop.experiments import page
-from bayesbackprop.experiments.networks import mlp
+from bayesbackprop._cli import app, main
+from bayesbackprop_paper.experiments import page
+from bayesbackprop_paper.experiments.networks import mlp
 
 pytestmark = pytest.mark.identities
 
@@ -235,7 +235,7 @@ def test_json_without_a_file_is_said(tmp_path: Path) -> None:
 
 def test_evaluate_draws_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import digits
-    from bayesbackprop.cli import evaluate
+    from bayesbackprop._cli import evaluate
 
     monkeypatch.setitem(evaluate._LOADERS, "mnist", lambda folder=None: digits.images())
     torch.manual_seed(0)

@@ -22,10 +22,11 @@ from bayesbackprop import (
     Normal,
     Prior,
     ScaleMixture,
-    kernels,
     noise,
 )
-from bayesbackprop.kernels import fused, reference
+from bayesbackprop import _engine as kernels
+from bayesbackprop._engine import cpu as fused
+from bayesbackprop._engine import reference
 from bayesbackprop.noise import Key, Role, stream
 from bayesbackprop.posterior import CONSTANT
 from ztests import assert_mean, assert_z
@@ -197,7 +198,7 @@ def test_costs_wait_for_their_backward_pass_in_any_order(backward: Callable[...,
 def test_without_the_compiled_kernels_it_works_and_says_so_once() -> None:
     program = """
 import sys, warnings
-sys.modules["bayesbackprop.kernels._fused"] = None
+sys.modules["bayesbackprop._engine._cpu"] = None
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import bayesbackprop as bbb

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import digits
-from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, data, prune, save, save_sparse, sparse
-from bayesbackprop.cli import app, evaluate
-from bayesbackprop.data import Images, Split
-from bayesbackprop.experiments import diagrams, mnist
-from bayesbackprop.experiments.networks import from_file, mlp
-from bayesbackprop.metrics import BINS, brier, calibration, error, nll, score
-from bayesbackprop.predict import predictive
-from bayesbackprop.progress import Progress
-from bayesbackprop.train import BEST, CHECKPOINT, Examples
+from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, prune, save, save_sparse, sparse
+from bayesbackprop._cli import app, evaluate
+from bayesbackprop._progress import Progress
+from bayesbackprop.evaluation import BINS, brier, calibration, error, nll, score
+from bayesbackprop.prediction import predictive
+from bayesbackprop.training import BEST, CHECKPOINT, Examples
+from bayesbackprop_paper import data
+from bayesbackprop_paper.data import Images, Split
+from bayesbackprop_paper.experiments import diagrams, mnist
+from bayesbackprop_paper.experiments.networks import from_file, mlp
 
 pytestmark = pytest.mark.identities
 
@@ -114,7 +115,7 @@ SIZES = [784, 6, 10]
 def _digits(monkeypatch: pytest.MonkeyPatch) -> None:
     split = Split(torch.rand(50, 784), torch.randint(10, (50,)))
     monkeypatch.setitem(
-        vars(__import__("bayesbackprop.cli.evaluate", fromlist=["_"]))["_LOADERS"], "mnist", _load(split)
+        vars(__import__("bayesbackprop_paper.cli.evaluate", fromlist=["_"]))["_LOADERS"], "mnist", _load(split)
     )
 
 

@@ -24,7 +24,6 @@ from bayesbackprop import (
     Gaussian,
     Normal,
     ScaleMixture,
-    kernels,
     load,
     load_sparse,
     prune,
@@ -33,11 +32,12 @@ from bayesbackprop import (
     shipping,
     sparse,
 )
-from bayesbackprop.bench.latency import single_input
-from bayesbackprop.cli import app
-from bayesbackprop.experiments.networks import mlp
+from bayesbackprop import _engine as kernels
+from bayesbackprop._cli import app
+from bayesbackprop.export import SparseLinear
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
-from bayesbackprop.shipping import SparseLinear
+from bayesbackprop_paper.bench.latency import single_input
+from bayesbackprop_paper.experiments.networks import mlp
 
 pytestmark = pytest.mark.identities
 

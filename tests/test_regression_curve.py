@@ -13,9 +13,9 @@ import torch
 from scipy import stats
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from bayesbackprop.experiments import regression
-from bayesbackprop.experiments.figures import published
-from bayesbackprop.experiments.regression import GRID, LEVELS, Config, Curve, f, fit, noise_width, points, row
+from bayesbackprop_paper.experiments import regression
+from bayesbackprop_paper.experiments.figures import published
+from bayesbackprop_paper.experiments.regression import GRID, LEVELS, Config, Curve, f, fit, noise_width, points, row
 from ztests import assert_mean, assert_p_value, assert_variance
 
 pytestmark = pytest.mark.identities

@@ -16,12 +16,13 @@ import torch
 from typer.testing import CliRunner
 
 import digits
-from bayesbackprop import data, load_sparse, sparse
-from bayesbackprop.cli import app, main
-from bayesbackprop.experiments import bandit, demo, figures, mnist, page, regression, report, table1
-from bayesbackprop.experiments.bandit import Point
+from bayesbackprop import load_sparse, sparse
+from bayesbackprop._cli import app, main
 from bayesbackprop.pruning import prune, snr, threshold, weights_left
-from bayesbackprop.train import Examples, error_of
+from bayesbackprop.training import Examples, error_of
+from bayesbackprop_paper import data
+from bayesbackprop_paper.experiments import bandit, demo, figures, mnist, page, regression, report, table1
+from bayesbackprop_paper.experiments.bandit import Point
 
 pytestmark = pytest.mark.identities
 
@@ -347,8 +348,8 @@ def test_curves_survive_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "bayesbackprop.experiments.report", None)
-    monkeypatch.delattr("bayesbackprop.experiments.report")
+    monkeypatch.setitem(sys.modules, "bayesbackprop_paper.experiments.report", None)
+    monkeypatch.delattr("bayesbackprop_paper.experiments.report")
     monkeypatch.setattr(sys, "argv", ["bbb", "report", "somewhere"])
     with pytest.raises(SystemExit):
         main()

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, Categorical, Cost, FreeEnergy, Gaussian, Likelihood, Normal, kernels
-from bayesbackprop.kernels import room
-from bayesbackprop.kernels.room import Room
+from bayesbackprop import Bayesian, Categorical, Cost, FreeEnergy, Gaussian, Likelihood, Normal
+from bayesbackprop import _engine as kernels
+from bayesbackprop._engine import room
+from bayesbackprop._engine.room import Room
 from opaque import Opaque
 
 pytestmark = pytest.mark.equivalence

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, Categorical, Gaussian, ScaleMixture, kernels
+from bayesbackprop import Bayesian, Categorical, Gaussian, ScaleMixture
+from bayesbackprop import _engine as kernels
 from bayesbackprop.rowwise import _ROWS, chain_of
 from ztests import assert_mean, assert_z
 

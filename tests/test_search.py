@@ -18,13 +18,13 @@ import torch
 from typer.testing import CliRunner
 
 import digits
-from bayesbackprop import data
-from bayesbackprop.cli import app
-from bayesbackprop.data import Images
-from bayesbackprop.experiments import mnist, search, table1
-from bayesbackprop.experiments.mnist import Config
-from bayesbackprop.progress import Progress
-from bayesbackprop.train import DivergenceError, Run
+from bayesbackprop._cli import app
+from bayesbackprop._progress import Progress
+from bayesbackprop.training import DivergenceError, Run
+from bayesbackprop_paper import data
+from bayesbackprop_paper.data import Images
+from bayesbackprop_paper.experiments import mnist, search, table1
+from bayesbackprop_paper.experiments.mnist import Config
 
 optuna = pytest.importorskip("optuna")
 

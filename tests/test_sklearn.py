@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_classifiers_train, check_regressors_train, parametrize_with_checks
 
 from bayesbackprop import Bayesian, Laplace, LogDensity, Normal, ScaleMixture, save
-from bayesbackprop.predict import ClassPredictive, ValuePredictive
+from bayesbackprop.prediction import ClassPredictive, ValuePredictive
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from ztests import assert_p_value
 

@@ -28,9 +28,9 @@ from bayesbackprop import (
     LogLikelihood,
     Normal,
     ScaleMixture,
-    kernels,
 )
-from bayesbackprop.kernels.stack import Stack
+from bayesbackprop import _engine as kernels
+from bayesbackprop._engine.stack import Stack
 from opaque import Opaque
 
 pytestmark = pytest.mark.equivalence

@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 import digits
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, data, train
-from bayesbackprop.cli import app
-from bayesbackprop.experiments import mnist, table1
-from bayesbackprop.files import read_checkpoint, write_atomically, write_checkpoint
+from bayesbackprop import Bayesian, Categorical, FreeEnergy
+from bayesbackprop import training as train
+from bayesbackprop._cli import app
+from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
+from bayesbackprop._progress import Progress
 from bayesbackprop.objective import Cost
-from bayesbackprop.progress import Progress
-from bayesbackprop.train import BEST, CHECKPOINT, METRICS, DivergenceError, Examples, Run, Schedule, State, error_of
+from bayesbackprop.training import BEST, CHECKPOINT, METRICS, DivergenceError, Examples, Run, Schedule, State, error_of
+from bayesbackprop_paper import data
+from bayesbackprop_paper.experiments import mnist, table1
 from digits import BATCHES, EPOCHS, MIDDLE, checkpoint, metrics
 
 pytestmark = pytest.mark.equivalence
@@ -299,7 +301,7 @@ def test_an_error_in_any_write_of_an_epoch_leaves_a_run_that_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(train, "error_of", lambda *_: next(errors))
         patch.setattr(train, "write_atomically", write)
-        patch.setattr("bayesbackprop.files.write_atomically", write)
+        patch.setattr("bayesbackprop._files.write_atomically", write)
         with pytest.raises(OSError, match="no space"):
             run.train(*parts(), QUIET)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {CHECKPOINT, BEST, METRICS}

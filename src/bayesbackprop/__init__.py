@@ -4,15 +4,15 @@ Wrap any module, train it on the variational free energy, and ask for a predicti
 """
 
 from bayesbackprop._version import __version__
-from bayesbackprop.bayesian import Bayesian, Draw
+from bayesbackprop.export import load_sparse, save_sparse, sparse
 from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
+from bayesbackprop.model import Bayesian, Draw
 from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.posterior import Relative
-from bayesbackprop.predict import Ensemble, Predictive
+from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
 from bayesbackprop.saving import load, save
-from bayesbackprop.shipping import load_sparse, save_sparse, sparse
 
 __all__ = [
     "Bayesian",

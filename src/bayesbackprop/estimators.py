@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesbackprop import kernels, noise
+from bayesbackprop import _engine as kernels
+from bayesbackprop import noise
 from bayesbackprop.noise import Key, Role
 from bayesbackprop.posterior import Moments, WeightPosterior
 

@@ -5,12 +5,12 @@ from functools import cached_property
 from torch import nn
 
 from bayesbackprop import noise
+from bayesbackprop._engine import Parameter, Parameters
+from bayesbackprop._engine.stack import stack_of
 from bayesbackprop._errors import invalid, tensor_shape
+from bayesbackprop._specification import Entry
 from bayesbackprop.estimators import Estimator
-from bayesbackprop.kernels import Parameter, Parameters
-from bayesbackprop.kernels.stack import stack_of
 from bayesbackprop.noise import Role
-from bayesbackprop.plan import Entry
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.rowwise import chain_of
 from bayesbackprop.swap import Places

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bayesbackprop._engine import all_fused
+from bayesbackprop._engine.leaves import Graph, connect, run
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -27,11 +29,9 @@ from bayesbackprop._errors import (
     invalid,
     tensors_of,
 )
-from bayesbackprop.bayesian import Bayesian, Draw
 from bayesbackprop.complexity import minibatch_weights as checked_weights
-from bayesbackprop.kernels import all_fused
-from bayesbackprop.kernels.leaves import Graph, connect, run
 from bayesbackprop.layout import Layout
+from bayesbackprop.model import Bayesian, Draw
 from bayesbackprop.noise import Key, Word
 
 _OWNER = "FreeEnergy"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_finite, check_probability, invalid
-from bayesbackprop.bayesian import Bayesian
+from bayesbackprop.model import Bayesian
 from bayesbackprop.posterior import CONSTANT, WeightPosterior
 
 __all__ = ["forget_momentum", "prune", "snr", "threshold", "weights_left"]

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesbackprop import kernels, noise
-from bayesbackprop.kernels import Parameters
+from bayesbackprop import _engine as kernels
+from bayesbackprop import noise
+from bayesbackprop._engine import Parameters
 from bayesbackprop.noise import Key, Role
 from bayesbackprop.swap import untouched
 

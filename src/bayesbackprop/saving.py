@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import Described, invalid, tensor_shape
+from bayesbackprop._files import read_tensors, write_atomically
 from bayesbackprop._version import __version__
-from bayesbackprop.bayesian import Bayesian
 from bayesbackprop.estimators import Estimator
-from bayesbackprop.files import read_tensors, write_atomically
 from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.model import Bayesian
 from bayesbackprop.priors import Prior
 
 # The layout of the file. Raised when an older library could not read it.

@@ -33,12 +33,12 @@ from bayesbackprop._errors import (
     invalid,
     tensor_shape,
 )
+from bayesbackprop._files import read_tensors, write_atomically
 from bayesbackprop._version import __version__
-from bayesbackprop.bayesian import Bayesian
-from bayesbackprop.files import read_tensors, write_atomically
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
+from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
-from bayesbackprop.predict import ClassPredictive, Predictive, ValuePredictive
+from bayesbackprop.prediction import ClassPredictive, Predictive, ValuePredictive
 from bayesbackprop.priors import Normal, Prior
 
 try:

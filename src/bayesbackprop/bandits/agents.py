@@ -28,11 +28,11 @@ from bayesbackprop._errors import (
     invalid,
     tensor_shape,
 )
+from bayesbackprop._files import read_checkpoint, write_checkpoint
 from bayesbackprop.bandits.environments import check_action
 from bayesbackprop.bandits.network import Encoding, RewardNetwork
-from bayesbackprop.bayesian import Bayesian
-from bayesbackprop.files import read_checkpoint, write_checkpoint
 from bayesbackprop.likelihoods import Gaussian
+from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Prior, ScaleMixture
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesbackprop import data
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
+from bayesbackprop_paper import data
 
 
 class Environment(ABC):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_count, invalid
+from bayesbackprop._files import read_checkpoint, write_checkpoint
 from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.environments import Environment
-from bayesbackprop.files import read_checkpoint, write_checkpoint
-from bayesbackprop.train import interrupt_deferred
+from bayesbackprop.training import interrupt_deferred
 
 # Between checkpoints.
 _SECONDS = 60.0

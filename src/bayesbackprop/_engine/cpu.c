@@ -1,0 +1,232 @@
+/* Fused kernels for variational weights  w = mu + softplus(rho) * eps  on the CPU, as a Python extension (abi3).
+ * eps is a pure function of (seed, stream, step, draw, element), so nothing but mu and rho is ever stored.
+ * Every kernel takes a table of parameters and runs over all of them in one call, in chunks shared out by OpenMP;
+ * the chunks do not depend on the number of threads, hence neither do the results. */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCK 256           /* elements held on the stack at a time: a multiple of 32 */
+#define CHUNK 8192          /* elements of one task: a multiple of BLOCK */
+#define PARALLEL_FROM 32768 /* elements below which the calling thread works alone, holding the GIL */
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__) && defined(__linux__) && !defined(PLAIN)
+#include <immintrin.h>
+#define X86
+#define CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+#define CONSTANT(rho) ((rho) < -1000000) /* as in posterior.py */
+
+enum { NONE, NORMAL, MIXTURE, LAPLACE };
+
+/* One row of the table Python hands over: 13 fields of 8 bytes.  A kernel reads only the pointers it needs. */
+typedef struct {
+    int64_t n, stream;
+    void *mu, *rho, *w, *gw, *gmu, *grho, *centre; /* centre may be null */
+    int64_t kind;
+    double a, b, c; /* Normal: sigma; mixture: pi, sigma1, sigma2; Laplace: scale */
+} Param;
+
+#define MULTIPLIER0 0xD2511F53u
+#define MULTIPLIER1 0xCD9E8D57u
+#define WEYL0 0x9E3779B9u
+#define WEYL1 0xBB67AE85u
+
+typedef struct { uint32_t seed_low, seed_high, step; } Key;
+
+typedef struct {
+    Key key;
+    uint32_t draw;
+    double gc;    /* backward: the gradient of the complexity */
+    int64_t many; /* draw_many: how many draws */
+} Call;
+
+/* Philox4x32-10 at the counters (first + j, stream, step, draw) for j < count, a multiple of 8. */
+typedef void Philox(const Key *key, uint32_t first, uint32_t stream, uint32_t draw, int count, uint32_t x[4][BLOCK / 4]);
+
+static void philox_plain(const Key *key, uint32_t first, uint32_t stream, uint32_t draw, int count, uint32_t x[4][BLOCK / 4]) {
+    for (int j = 0; j < count; j++) {
+        uint32_t c0 = first + (uint32_t)j, c1 = stream, c2 = key->step, c3 = draw, k0 = key->seed_low, k1 = key->seed_high;
+        for (int round = 0; round < 10; round++, k0 += WEYL0, k1 += WEYL1) {
+            uint64_t p0 = (uint64_t)c0 * MULTIPLIER0, p1 = (uint64_t)c2 * MULTIPLIER1;
+            c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, c1 = (uint32_t)p1;
+            c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1, c3 = (uint32_t)p0;
+        }
+        x[0][j] = c0, x[1][j] = c1, x[2][j] = c2, x[3][j] = c3;
+    }
+}
+
+#ifdef X86
+/* The same by hand, since compilers shuffle too much: the even and the odd j in the low halves of 64-bit lanes
+ * (the high halves hold whatever; the multiplication does not read them). */
+__attribute__((target("avx2")))
+static void philox_avx2(const Key *key, uint32_t first, uint32_t stream, uint32_t draw, int count, uint32_t x[4][BLOCK / 4]) {
+    const __m256i m0 = _mm256_set1_epi64x(MULTIPLIER0), m1 = _mm256_set1_epi64x(MULTIPLIER1);
+    __m256i k0[10], k1[10];
+    for (int i = 0; i < 10; i++) {
+        k0[i] = _mm256_set1_epi32((int)(key->seed_low + (uint32_t)i * WEYL0));
+        k1[i] = _mm256_set1_epi32((int)(key->seed_high + (uint32_t)i * WEYL1));
+    }
+    const __m256i even = _mm256_set_epi64x(6, 4, 2, 0), stream4 = _mm256_set1_epi32((int)stream);
+    const __m256i step4 = _mm256_set1_epi32((int)key->step), draw4 = _mm256_set1_epi32((int)draw);
+    for (int j = 0; j < count; j += 8) {
+        __m256i c[2][4];
+        for (int odd = 0; odd < 2; odd++) {
+            c[odd][0] = _mm256_add_epi32(_mm256_set1_epi32((int)(first + (uint32_t)(j + odd))), even);
+            c[odd][1] = stream4, c[odd][2] = step4, c[odd][3] = draw4;
+        }
+#pragma GCC unroll 10
+        for (int i = 0; i < 10; i++)
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++) {
+                __m256i *s = c[odd], p0 = _mm256_mul_epu32(s[0], m0), p1 = _mm256_mul_epu32(s[2], m1);
+                s[0] = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(s[1], k0[i])), s[1] = p1;
+                s[2] = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(s[3], k1[i])), s[3] = p0;
+            }
+        for (int i = 0; i < 4; i++)
+            _mm256_storeu_si256((__m256i *)&x[i][j], _mm256_blend_epi32(c[0][i], _mm256_slli_epi64(c[1][i], 32), 0xAA));
+    }
+}
+#endif
+static Philox *philox = philox_plain; /* chosen when the module is loaded */
+
+#define REAL float
+#define UINT uint32_t
+#define R(x) x##f
+#define NAME(x) x##_f32
+#define MANTISSA 23
+#define SQRT sqrtf
+#define ABS fabsf
+#define EXP_LIMIT R(87.0)
+#define LN2_HIGH R(0.693359375)
+#define LN2_LOW R(-0.000212194440)
+#define EXP R(1.0), R(1.00000004), R(0.500000005), R(0.166664053), R(0.0416663401), R(0.00837596823), R(0.00139421598)
+#define LOG1P R(0.999999995), R(-0.499998926), R(0.333297105), R(-0.249516163), R(0.196632743), R(-0.152696671), \
+    R(0.105436238), R(-0.0563736128), R(0.0195425273), R(-0.00317605702)
+#define LOG R(0.666666856), R(0.39988551), R(0.295903174)
+#define SIN R(6.28318529), R(-41.3416626), R(81.5925429), R(-75.4016127)
+#define COS R(1.0), R(-19.7392087), R(64.9393161), R(-85.4428447), R(59.220169)
+#include "cpu_real.h"
+
+#define REAL double
+#define UINT uint64_t
+#define R(x) x
+#define NAME(x) x##_f64
+#define MANTISSA 52
+#define SQRT sqrt
+#define ABS fabs
+#define EXP_LIMIT R(708.0)
+#define LN2_HIGH R(0x1.62e42fee00000p-1)
+#define LN2_LOW R(0x1.a39ef35793c76p-33)
+#define EXP R(1.0), R(1.0), R(0.50000000000000203), R(0.16666666666666682), R(0.041666666666473292), \
+    R(0.0083333333333184623), R(0.0013888888956219215), R(0.00019841269893049545), R(0.000024801481344570323), \
+    R(0.00000275572377367406), R(0.00000027634155490989483), R(0.000000025111203257471139)
+#define LOG1P R(0.99999999999999999), R(-0.49999999999999079), R(0.33333333333197525), R(-0.24999999992009523), \
+    R(0.19999999749856523), R(-0.16666661848248539), R(0.14285651975275926), R(-0.12499427063514381), \
+    R(0.11107211585299538), R(-0.099797680965865683), R(0.090090958151986325), R(-0.080709545784302058), \
+    R(0.070152962365264714), R(-0.057189785341939059), R(0.041925709853904157), R(-0.026398779480743217), \
+    R(0.013598778090617254), R(-0.0054217339910016097), R(0.0015535244034334334), R(-0.00028274211393741072), \
+    R(0.000024437973948580947)
+#define LOG R(0.66666666666666666), R(0.40000000000000941), R(0.2857142857076445), R(0.22222222400547757), \
+    R(0.18181794700897794), R(0.15386290534659227), R(0.13267418596469616), R(0.13100721383550755)
+#define SIN R(6.2831853071795865), R(-41.341702240399636), R(81.605249275948035), R(-76.705859704274551), \
+    R(42.058685020160894), R(-15.093804209987112), R(3.7808689593022706)
+#define COS R(1.0), R(-19.739208802178717), R(64.939394022668291), R(-85.45681720669355), R(60.244641371818105), \
+    R(-26.426256772545438), R(7.9035351947629579), R(-1.7143161879285277), R(0.279458671475288)
+#include "cpu_real.h"
+
+typedef double Kernel(const Call *, const Param *, int64_t first, int64_t count);
+
+static int64_t chunks(const Param *p) { return (p->n + CHUNK - 1) / CHUNK; }
+
+static double one_chunk(Kernel *kernel, const Call *call, const Param *p, int64_t c) {
+    for (; c >= chunks(p); p++) c -= chunks(p);
+    int64_t first = c * CHUNK;
+    return kernel(call, p, first, p->n - first < CHUNK ? p->n - first : CHUNK);
+}
+
+/* Runs the kernel over every parameter and sums what the chunks return, always in the same order. */
+static double run(Kernel *kernel, const Call *call, const Param *table, int64_t rows, int threads) {
+    int64_t count = 0;
+    double total = 0;
+    for (int64_t i = 0; i < rows; i++) count += chunks(table + i);
+    double *sums = threads > 1 ? malloc(count * sizeof(double)) : NULL;
+    if (!sums) {
+        for (int64_t c = 0; c < count; c++) total += one_chunk(kernel, call, table, c);
+        return total;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t c = 0; c < count; c++) sums[c] = one_chunk(kernel, call, table, c);
+    for (int64_t c = 0; c < count; c++) total += sums[c];
+    free(sums);
+    return total;
+}
+
+/* Arguments of every function: table (bytearray), double (bool), threads, seed, step, draw, and one of its own. */
+static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssize_t n) {
+    if (n != 7) return PyErr_Format(PyExc_TypeError, "expected 7 arguments, got %zd", n);
+    Py_ssize_t size = PyByteArray_Check(args[0]) ? PyByteArray_Size(args[0]) : -1;
+    if (size % (Py_ssize_t)sizeof(Param)) return PyErr_Format(PyExc_TypeError, "the table must be a bytearray of rows of %zu bytes", sizeof(Param));
+    int64_t rows = size / (Py_ssize_t)sizeof(Param), total = 0;
+    int wide = PyObject_IsTrue(args[1]);
+    long threads = PyLong_AsLong(args[2]);
+    uint64_t seed = PyLong_AsUnsignedLongLongMask(args[3]);
+    uint32_t step = (uint32_t)PyLong_AsUnsignedLongMask(args[4]), draw = (uint32_t)PyLong_AsUnsignedLongMask(args[5]);
+    double own = PyFloat_AsDouble(args[6]);
+    if (PyErr_Occurred()) return NULL;
+    Call call = {{(uint32_t)seed, (uint32_t)(seed >> 32), step}, draw, own, (int64_t)own};
+    Param *table = malloc(size + 1); /* a copy: Python may change its own while the GIL is released */
+    if (!table) return PyErr_NoMemory();
+    memcpy(table, PyByteArray_AsString(args[0]), size);
+    for (int64_t i = 0; i < rows; i++) total += table[i].n;
+    double result;
+    if (total < PARALLEL_FROM) {
+        result = run(kernels[wide], &call, table, rows, 1);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        result = run(kernels[wide], &call, table, rows, (int)threads);
+        Py_END_ALLOW_THREADS
+    }
+    free(table);
+    return PyFloat_FromDouble(result);
+}
+
+#define FUNCTION(name)                                                                \
+    static PyObject *py_##name(PyObject *self, PyObject *const *args, Py_ssize_t n) { \
+        static Kernel *const kernels[2] = {name##_f32, name##_f64};                   \
+        return launch(kernels, args, n);                                              \
+    }
+FUNCTION(draw)
+FUNCTION(complexity)
+FUNCTION(backward)
+FUNCTION(variance)
+FUNCTION(normal)
+FUNCTION(signs)
+FUNCTION(draw_many)
+
+#define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, doc}
+static PyMethodDef methods[] = {
+    METHOD(draw, "(table, double, threads, seed, step, draw, 0): w = mu + softplus(rho) * eps"),
+    METHOD(complexity, "(table, double, threads, 0, 0, 0, 0) -> log q(w|theta) - log P(w)"),
+    METHOD(backward, "(table, double, threads, 0, 0, 0, gc) -> complexity: gmu and grho from gw"),
+    METHOD(variance, "(table, double, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
+    METHOD(normal, "(table, double, threads, seed, step, draw, 0): w = eps"),
+    METHOD(signs, "(table, double, threads, seed, step, draw, 0): w = random signs"),
+    METHOD(draw_many, "(table, double, threads, seed, step, draw, many): w[k] = mu + softplus(rho) * eps of draw + k"),
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cpu", NULL, 0, methods, NULL, NULL, NULL, NULL};
+PyMODINIT_FUNC PyInit__cpu(void) {
+#ifdef X86
+    if (__builtin_cpu_supports("avx2")) philox = philox_avx2;
+#endif
+    return PyModule_Create(&module);
+}

@@ -1,0 +1,345 @@
+"""Plain networks to ship: what pruning left of a fully connected network, small on disk and quick for one input.
+
+:func:`sparse` turns the means of a pruned model into a plain network with the same outputs. What is dead
+goes: a hidden unit without incoming weights is a constant, which the biases of the next layer take up, and one without
+outgoing weights disappears. Then each layer is kept dense or sparse, whichever is quicker (docs/decisions/pruning.md).
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from bayesbackprop import rowwise
+from bayesbackprop._errors import Described, invalid
+from bayesbackprop._files import read_tensors, write_atomically
+from bayesbackprop._version import __version__
+from bayesbackprop.model import Bayesian
+from bayesbackprop.swap import untouched
+
+__all__ = ["SparseLinear", "SparseNetwork", "load_sparse", "save_sparse", "sparse"]
+
+# The layout of the file. Raised when an older library could not read it.
+_FORMAT = 1
+KEY = "bayesbackprop.sparse"
+
+# Measured (docs/decisions/pruning.md). A product with fewer weights is quicker dense whatever its zeros, ...
+_SMALL = 2**15
+# ... and so is one of which a larger share is not zero.
+_DENSE_ABOVE = 0.15
+# What torch multiplies sparse matrices in.
+_TYPES = (torch.float32, torch.float64)
+
+# The product with one vector, twice as quick, needs MKL.
+_MATRIX_VECTOR = torch.backends.mkl.is_available()
+
+# In a file each weight has a byte that says how many zeros precede it; this one says: as many, and no weight yet.
+_ESCAPE = 255
+
+_FUNCTIONS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (*rowwise.ELEMENTWISE, nn.Flatten)}
+
+
+class SparseLinear(nn.Module):
+    """``nn.Linear`` for a weight that is mostly zeros: compressed sparse rows, without gradients of its own.
+
+    Args:
+        weight: The weight ``[out_features, in_features]``, with its zeros.
+        bias: The bias ``[out_features]``.
+
+    Examples:
+        >>> layer = SparseLinear(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0.0, 1.0]))
+        >>> layer(torch.tensor([[1.0, 3.0]]))
+        tensor([[6., 1.]])
+    """
+
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            compressed = weight.detach().to_sparse_csr()
+        # 32 bits are the indices of the library below, which torch would otherwise convert at each call.
+        self.register_buffer("rows", compressed.crow_indices().int())
+        self.register_buffer("columns", compressed.col_indices().int())
+        self.register_buffer("values", compressed.values())
+        self.register_buffer("bias", bias.detach().clone())
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as a tensor of layout ``torch.sparse_csr``."""
+        # Put together at each use: torch can neither copy nor convert a module that keeps a sparse tensor.
+        shape = (self.out_features, self.in_features)
+        return torch.sparse_csr_tensor(self.rows, self.columns, self.values, shape, check_invariants=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """weight @ x + bias over the last dimension."""
+        products = torch.addmm(self.bias.unsqueeze(1), self.weight, x.reshape(-1, x.shape[-1]).t())
+        return products.t().reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, nonzero={len(self.values)}"
+
+
+class SparseNetwork(nn.Module):
+    """What :func:`sparse` makes: ``layers``, an ``nn.Sequential``, which run without being called for a single input.
+
+    Calling a module takes as long as thousands of multiplications, so that hooks on the layers are not seen then.
+    """
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+        self._kept: _Steps | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        steps = self._kept
+        if steps is None or not steps.hold():  # new, or moved by ``to``
+            steps = self._kept = _Steps(self.layers)
+        if steps.flattens:
+            x = x.flatten(1)
+        if not _MATRIX_VECTOR or x.numel() != x.shape[-1]:
+            return cast(Tensor, self.layers(x))
+        h = x.reshape(-1)
+        for weight, bias, function in steps.each:
+            h = torch.addmv(bias, weight, h) if function is None else function(h)
+        return h.view(*x.shape[:-1], -1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # a copy finds its own
+
+
+class _Steps:
+    """What a network does with a vector: (weight, bias, None) or (., ., function) one after the other."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        self.flattens = isinstance(layers[0], nn.Flatten)
+        self.each: list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]] = []
+        self._places: list[tuple[dict[str, Any], str, Tensor]] = []
+        nothing = torch.empty(0)
+        for before, layer in zip([None, *layers], layers, strict=False):
+            if isinstance(layer, (SparseLinear, nn.Linear)):
+                self.each.append((layer.weight, layer.bias, None))
+                tensors = layer._buffers or layer._parameters
+                self._places += [(tensors, name, tensor) for name, tensor in tensors.items() if tensor is not None]
+            elif not isinstance(layer, nn.Flatten):
+                mine = type(layer) is nn.ReLU and isinstance(before, (SparseLinear, nn.Linear))  # to write to
+                self.each.append((nothing, nothing, torch.relu_ if mine else layer.forward))
+
+    def hold(self) -> bool:
+        """Whether all tensors still stand where they stood."""
+        for slot, name, tensor in self._places:  # noqa: SIM110
+            if slot[name] is not tensor:
+                return False
+        return True
+
+
+def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
+    """A plain network with the outputs of the means of ``network`` in evaluation mode, without what is dead in it.
+
+    Layers that are mostly zeros are :class:`SparseLinear`, the others ``nn.Linear``. Nothing in it can be trained.
+
+    Args:
+        network: A model, pruned or not, or a plain network: ``nn.Linear`` and elementwise functions one after the
+            other, in ``nn.Sequential``, nested or not. It is not changed.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        >>> _ = nn.init.zeros_(net[0].weight[:4])
+        >>> sparse(net).layers
+        Sequential(
+          (0): Linear(in_features=3, out_features=1, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=1, out_features=2, bias=True)
+        )
+    """
+    net = network.net if isinstance(network, Bayesian) else network
+    chain = rowwise.chain_of(net, ()) if isinstance(net, nn.Module) else None
+    if chain is None or not untouched(chain) or not any(type(module) is nn.Linear for module in chain):
+        constraint = "nn.Linear and elementwise functions, without hooks, one after the other in nn.Sequential"
+        raise invalid("network", "sparse", constraint, net)
+    with torch.no_grad():
+        first, stages = _stages(chain)
+        _fold_constants(stages)
+        modules = [module for stage in _without_unused(stages) for module in stage.modules()]
+    return SparseNetwork(nn.Sequential(*first, *modules))
+
+
+def save_sparse(net: SparseNetwork, path: str | os.PathLike[str]) -> None:
+    """Write a network that :func:`sparse` made to one safetensors file at ``path``, whole or not at all.
+
+    Of a weight and its bias, one matrix, only what is not zero is written: its value and a byte.
+    """
+    if not isinstance(net, SparseNetwork):
+        raise invalid("net", "save_sparse", "a network that sparse() made", net)
+    layers: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+    for number, module in enumerate(net.layers):
+        if isinstance(module, (SparseLinear, nn.Linear)):
+            layers.append({"kind": "Linear", "inputs": module.in_features, "outputs": module.out_features})
+            tensors |= {f"{number}.{name}": tensor for name, tensor in _encode(_matrix(module)).items()}
+        else:
+            layers.append({"kind": type(module).__name__, "arguments": _arguments(module)})
+    metadata = {"format": _FORMAT, "version": __version__, "layers": layers}
+    write_atomically(Path(path), safetensors.torch.save(tensors, metadata={KEY: json.dumps(metadata)}))
+
+
+def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
+    """The network in a file that :func:`save_sparse` wrote. Nothing else is needed, and no code runs from the file."""
+    metadata, tensors = read_tensors(path, "load_sparse")
+    if KEY not in metadata:
+        got = Described(f"{path}, a safetensors file of another kind")
+        raise invalid("path", "load_sparse", "a file that save_sparse wrote", got)
+    try:
+        description = json.loads(metadata[KEY])
+        if description["format"] != _FORMAT:
+            raise ValueError(f"format {description['format']}, written by bayesbackprop {description.get('version')}")
+        modules = [_module(number, layer, tensors) for number, layer in enumerate(description["layers"])]
+        if tensors:
+            raise ValueError(f"{sorted(tensors)} besides")
+        linear = [module for module in modules if isinstance(module, (SparseLinear, nn.Linear))]
+        if not linear or any(this.out_features != after.in_features for this, after in pairwise(linear)):
+            raise ValueError("layers that do not fit together")
+        return SparseNetwork(nn.Sequential(*modules))
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason, *_ = str(error).splitlines() or [""]  # torch adds where in its own code
+        got = Described(f"{path} ({type(error).__name__}: {reason})")
+        raise invalid("path", "load_sparse", "a file that this version of bayesbackprop can read", got) from error
+
+
+# --- making ----------------------------------------------------------------------------------------------------------
+
+
+class _Stage(NamedTuple):
+    """A linear layer and the elementwise functions behind it."""
+
+    weight: Tensor
+    bias: Tensor
+    functions: list[nn.Module]
+
+    def modules(self) -> list[nn.Module]:
+        return [_linear(self.weight, self.bias), *self.functions]
+
+
+def _stages(chain: Sequence[nn.Module]) -> tuple[list[nn.Module], list[_Stage]]:
+    """What precedes the first linear layer, and the stages, with tensors of their own."""
+    first: list[nn.Module] = []
+    stages: list[_Stage] = []
+    for module in chain:
+        if isinstance(module, nn.Linear):
+            bias = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias
+            stages.append(_Stage(module.weight.detach().clone(), bias.detach().clone(), []))
+        elif not isinstance(module, (nn.Identity, nn.Dropout)):  # in evaluation both do nothing
+            own = type(module)(**_arguments(module))
+            (stages[-1].functions if stages else first).append(own)
+    return first, stages
+
+
+def _fold_constants(stages: Sequence[_Stage]) -> None:
+    """Units without incoming weights: what they always say goes into the biases of the next layer."""
+    for this, after in pairwise(stages):
+        dead = ~this.weight.bool().any(1)
+        says = nn.Sequential(*this.functions)(this.bias[dead])
+        after.bias.add_((after.weight[:, dead].double() @ says.double()).to(after.bias))
+        after.weight[:, dead] = 0
+
+
+def _without_unused(stages: Sequence[_Stage]) -> list[_Stage]:
+    """The stages without the units that have no outgoing weights, from the last one back."""
+    kept = [stages[-1]]
+    for this in reversed(stages[:-1]):
+        used = kept[0].weight.bool().any(0)
+        kept[0] = kept[0]._replace(weight=kept[0].weight[:, used])
+        kept.insert(0, this._replace(weight=this.weight[used], bias=this.bias[used]))
+    return kept
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Module:
+    """The quicker of the two kinds of layer."""
+    small = weight.numel() < _SMALL or int(weight.count_nonzero()) > _DENSE_ABOVE * weight.numel()
+    if not small and weight.dtype in _TYPES:
+        return SparseLinear(weight, bias)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # of a layer that died
+        layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.weight, layer.bias = (nn.Parameter(tensor, requires_grad=False) for tensor in (weight.contiguous(), bias))
+    return layer
+
+
+def _arguments(function: nn.Module) -> dict[str, Any]:
+    """What an elementwise function of torch was made with."""
+    return {name: getattr(function, name) for name in getattr(function, "__constants__", ())}
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def _matrix(layer: SparseLinear | nn.Linear) -> Tensor:
+    """The weight, and the bias as its last column."""
+    weight = layer.weight.detach()
+    if weight.layout is torch.sparse_csr:
+        weight = weight.to_dense()
+    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
+    return torch.cat([weight, bias.unsqueeze(1)], 1).cpu()
+
+
+def _encode(matrix: Tensor) -> dict[str, Tensor]:
+    """``values`` without zeros and the ``gaps`` before them, or all of a ``dense`` matrix, whichever is shorter."""
+    flat = matrix.flatten()
+    places = flat.nonzero().flatten()
+    if len(places) * (1 + flat.element_size()) >= flat.nbytes:
+        return {"dense": flat}
+    zeros = places.diff(prepend=places.new_tensor([-1])) - 1
+    ends = (zeros // _ESCAPE + 1).cumsum(0)
+    gaps = torch.full((int(ends[-1]) if len(ends) else 0,), _ESCAPE, dtype=torch.uint8)
+    gaps[ends - 1] = (zeros % _ESCAPE).to(torch.uint8)
+    return {"gaps": gaps, "values": flat[places]}
+
+
+def _decode(tensors: Mapping[str, Tensor], numel: int) -> Tensor:
+    """The flat matrix that :func:`_encode` encoded."""
+    if "dense" in tensors:
+        return tensors["dense"]
+    gaps, values = tensors["gaps"], tensors["values"]
+    if gaps.dtype is not torch.uint8:
+        raise ValueError("gaps that are not bytes")
+    ends = gaps != _ESCAPE
+    places = (gaps.long() + ends).cumsum(0)[ends] - 1
+    if values.shape != places.shape or (len(places) and int(places[-1]) >= numel):
+        raise ValueError("gaps and values that do not fit")
+    flat = values.new_zeros(numel)
+    flat[places] = values
+    return flat
+
+
+def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    """The layer of this description; what it uses of ``tensors`` is taken out of them."""
+    if layer["kind"] != "Linear":
+        kind, arguments = _FUNCTIONS[layer["kind"]], layer["arguments"]
+        module = kind(**arguments)
+        if _arguments(module) != arguments:
+            raise ValueError(f"a {layer['kind']} with {arguments}")
+        return module
+    inputs, outputs = layer["inputs"], layer["outputs"]
+    if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 0:
+        raise ValueError(f"a layer from {inputs} to {outputs} units")
+    names = {name: f"{number}.{name}" for name in ("dense", "gaps", "values")}
+    own = {name: tensors.pop(full) for name, full in names.items() if full in tensors}
+    flat = _decode(own, outputs * (inputs + 1))
+    if not flat.is_floating_point() or flat.shape != (outputs * (inputs + 1),):
+        raise ValueError(f"{flat.numel()} numbers of type {flat.dtype} for {inputs} to {outputs} units")
+    matrix = flat.view(outputs, inputs + 1)
+    return _linear(matrix[:, :-1].contiguous(), matrix[:, -1].contiguous())

@@ -1,0 +1,1 @@
+"""The commands of ``bbb`` that reproduce the paper."""

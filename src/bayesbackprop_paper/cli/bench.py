@@ -1,0 +1,188 @@
+"""``bbb bench``."""
+
+import importlib.util
+import json as jsons
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import rich.progress
+import rich.table
+import typer
+
+from bayesbackprop._files import write_atomically
+from bayesbackprop_paper.bench import bandits, cases
+from bayesbackprop_paper.bench.peers import PEERS
+from bayesbackprop_paper.bench.report import Row, page, read_json, terminal, this_run, write_json
+
+# Of tables that go to a file or a pipe.
+_WIDTH = 120
+
+_UNITS = [400, 1200, 2400]
+_IMAGES = [1, 128, 1000]
+_ENVIRONMENTS = list(bandits.ENVIRONMENTS_OF_PEERS)
+
+app = typer.Typer(help="Measure speed against plain PyTorch and other libraries.", no_args_is_help=True)
+
+
+def _place(path: Path | None) -> Path | None:
+    """Find out now, not after minutes of measuring, that there is no place for the file."""
+    if path is not None:
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent}; make it first.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise typer.BadParameter(f"{path} cannot be written.")
+    return path
+
+
+Peers = Annotated[bool, typer.Option("--peers", help="Also the other libraries that are installed.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", dir_okay=False, callback=_place, help="Also write the rows to this file.")
+]
+Rounds = Annotated[int, typer.Option(min=2, help="How often each is timed.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of data, weights and order.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of torch.")]
+Optimiser = Annotated[bool, typer.Option(help="Whether a step includes that of torch.optim.SGD.")]
+
+
+@app.command()
+def step(
+    peers: Peers = False,
+    json: Json = None,
+    rounds: Rounds = 40,
+    seed: Seed = 0,
+    threads: Threads = 2,
+    units: Annotated[list[int], typer.Option(min=1, help="Units of a hidden layer; may be repeated.")] = _UNITS,
+    optimiser: Optimiser = True,
+) -> None:
+    """A training step of 784-U-U-10, batch 128: time and peak memory.
+
+    Example: `bbb bench step --units 1200 --peers`
+    """
+    chosen = " ".join(f"--units {number}" for number in units)
+    with _measuring("step", peers, rounds, seed, threads, chosen, optimiser) as config:
+        rows = cases.step(config, units)
+    _show(rows, json)
+
+
+@app.command()
+def small(
+    peers: Peers = False,
+    json: Json = None,
+    rounds: Rounds = 500,
+    seed: Seed = 0,
+    threads: Threads = 1,
+    optimiser: Optimiser = True,
+) -> None:
+    """A training step of 119-100-100-1, batch 64: all is overhead.
+
+    Example: `bbb bench small --json small.json`
+    """
+    with _measuring("small", peers, rounds, seed, threads, "", optimiser) as config:
+        rows = cases.small(config)
+    _show(rows, json)
+
+
+@app.command()
+def predict(
+    peers: Peers = False,
+    json: Json = None,
+    rounds: Rounds = 10,
+    seed: Seed = 0,
+    threads: Threads = 2,
+    units: Annotated[int, typer.Option(min=1, help="Units of a hidden layer.")] = 1200,
+    images: Annotated[list[int], typer.Option(min=1, help="Images at a time; may be repeated.")] = _IMAGES,
+    draws: Annotated[int, typer.Option(min=1, help="Networks to average.")] = 100,
+) -> None:
+    """A prediction with many draws of 784-U-U-10, against as many plain passes.
+
+    Example: `bbb bench predict --images 1`
+    """
+    chosen = " ".join([f"--units {units} --draws {draws}", *(f"--images {number}" for number in images)])
+    with _measuring("predict", peers, rounds, seed, threads, chosen) as config:
+        rows = cases.predict(config, units, images, draws)
+    _show(rows, json)
+
+
+@app.command()
+def bandit(
+    peers: Peers = False,
+    json: Json = None,
+    environments: Annotated[list[str], typer.Option("--environment", help="May be repeated.")] = _ENVIRONMENTS,
+    steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 2000,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each, for the neural agent.")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each agent.")] = 3,
+) -> None:
+    """Agents in contextual bandits: what they lose, and how long they take, on one core.
+
+    Example: `bbb bench bandit --environment mushroom --peers`
+    """
+    console = rich.console.Console(stderr=True)
+    installed = [name for name in bandits.PEERS if peers and importlib.util.find_spec(name)]
+    for name in bandits.PEERS if peers else ():
+        if name not in installed:
+            _say_missing(console, name)
+    chosen = " ".join(f"--environment {name}" for name in environments)
+    command = f"bbb bench bandit {chosen} --steps {steps} --updates {updates} --seeds {seeds}"
+    run = this_run("bandit", command + (" --peers" if peers else ""), 1, seeds, 0, installed)
+    with console.status("") as status:
+        rows = bandits.compare(environments, installed, steps, updates, seeds, status.update)
+    if json is not None:
+        text = jsons.dumps({"run": asdict(run), "rows": [asdict(row) for row in rows]}, indent=1)
+        write_atomically(json, text.encode())
+    table = rich.table.Table("environment", "agent", "regret", "seconds a run", title=f"{steps} steps, {seeds} seeds")
+    for row in rows:
+        spread = "" if math.isnan(row.spread) else f" ± {row.spread:.0f}"
+        table.add_row(row.environment, row.agent, f"{row.regret:.0f}{spread}", f"{row.seconds:.1f}")
+    rich.console.Console().print(table)
+
+
+@app.command()
+def report(
+    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="What --json wrote.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The Markdown page to write.")],
+) -> None:
+    """Write a page of the documentation from measured files.
+
+    Example: `bbb bench report results/bench/step.json --out docs/benchmarks.md`
+    """
+    write_atomically(out, page([read_json(file) for file in files]).encode())
+
+
+@contextmanager
+def _measuring(
+    what: str, with_peers: bool, rounds: int, seed: int, threads: int, options: str, optimiser: bool = True
+) -> Iterator[cases.Config]:
+    """What a measurement needs; on a terminal its progress is shown meanwhile."""
+    console = rich.console.Console(stderr=True)
+    peers = [peer for peer in PEERS if peer.is_installed()] if with_peers else []
+    for peer in PEERS if with_peers else ():
+        if peer not in peers:
+            _say_missing(console, peer.distribution)
+    command = f"bbb bench {what} {options} --rounds {rounds} --seed {seed} --threads {threads}".replace("  ", " ")
+    command += ("" if optimiser else " --no-optimiser") + (" --peers" if with_peers else "")
+    run = this_run(what, command, threads, rounds, seed, [peer.distribution for peer in peers])
+    # Without its own thread, which would run while something is timed.
+    with rich.progress.Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
+        contenders = [contender for peer in peers for contender in peer.contenders]
+        yield cases.Config(run, contenders, optimiser, lambda rounds, title: progress.track(rounds, description=title))
+
+
+def _say_missing(console: rich.console.Console, distribution: str) -> None:
+    how = 'pip install "bayesbackprop[peers]" (in a clone: ".[peers]")'
+    text = f"{distribution} is not installed and left out; to get it: {how}"
+    console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(rows: list[Row], json: Path | None) -> None:
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(terminal(rows))
+    if json is not None:
+        write_json(rows, json)

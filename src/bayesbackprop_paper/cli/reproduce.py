@@ -1,0 +1,451 @@
+"""``bbb train``, ``bbb search`` and ``bbb reproduce``."""
+
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import rich.console
+import rich.progress
+import rich.table
+import torch
+import typer
+
+from bayesbackprop._files import locked
+from bayesbackprop._progress import Progress
+from bayesbackprop.training import CHECKPOINT, Examples, distributed
+from bayesbackprop_paper import data
+from bayesbackprop_paper.cli.bandit import live
+from bayesbackprop_paper.experiments import bandit, figures, mnist, page, regression, table1, table2
+from bayesbackprop_paper.experiments import search as experiments_search
+from bayesbackprop_paper.experiments.records import remember, write_line
+
+app = typer.Typer(help="The tables and figures of the paper, one command each.", no_args_is_help=True)
+
+_Value = TypeVar("_Value")
+
+Units = Annotated[
+    list[int] | None, typer.Option(min=1, help="Of each hidden layer; may be repeated. [default: 400, 800, 1200]")
+]
+OneUnits = Annotated[int | None, typer.Option(min=1, help="Of each hidden layer. [default: 1200]")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="How many, counted from 0. [default: 3]")]
+FiveSeeds = Annotated[int | None, typer.Option(min=1, help="How many, counted from 0. [default: 5]")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Minutes instead of hours: small, short, one seed, unless you say otherwise.")
+]
+Runs = Annotated[Path, typer.Option(file_okay=False, help="For checkpoints; a run that was stopped goes on there.")]
+Results = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="For tables and pictures. [default: results; runs/quick with --quick]"),
+]
+Written = Annotated[Path, typer.Option(file_okay=False, help="Where the tables and pictures are.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch; all cores unless given.")]
+
+_METHODS = list(table1.PUBLISHED)
+_UNITS = list(table1.PUBLISHED["sgd"])
+
+# What a search says beside the options of `bbb train`.
+_FOUND = ("validation_error", "trials")
+
+_RUNS = Path("runs")
+_RESULTS = Path("results")
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What of the recipes to run, and where."""
+
+    units: Sequence[int]
+    seeds: int
+    epochs: int | None
+    runs: Path
+    results: Path
+
+    def cells(self, methods: Sequence[str], temperatures: Sequence[float] = (1.0,)) -> list[mnist.Config]:
+        return table1.cells(methods, self.units, range(self.seeds), temperatures, self.epochs)
+
+    def run(self, configs: Sequence[mnist.Config], images: data.Images) -> list[mnist.Result]:
+        rows = table1.reproduce(configs, images, self.runs, self.results, _command(), Progress)
+        table1.draw(rows, self.results / "table1")
+        return rows
+
+    def trained(self, methods: Sequence[str], images: data.Images) -> dict[mnist.Config, Path]:
+        """The folders of the networks of Table 1."""
+        configs = self.cells(methods)
+        self.run(configs, images)
+        return {config: self.runs / table1.name_of(config) for config in configs}
+
+    def trained_to_be_pruned(self, images: data.Images) -> dict[mnist.Config, Path]:
+        """The folders of the networks of Table 2."""
+        runs = self.runs / "table2"
+        configs = [table1.sized(table2.RECIPE, self.units[0], seed, self.epochs) for seed in range(self.seeds)]
+        for config in configs:
+            table1.finished(config, images, runs, _command(), Progress, curve=False)
+        return {config: runs / table1.name_of(config) for config in configs}
+
+
+def _extent(
+    quick: bool,
+    sizes: Sequence[int],
+    units: Sequence[int] | int | None,
+    seeds: int | None,
+    epochs: int | None,
+    runs: Path,
+    results: Path | None,
+) -> _Extent:
+    """What was asked for; else all, or what is quick, which goes elsewhere, for it is no result."""
+    own = runs / "quick"
+    base = _Extent([100], 1, 3, own, own) if quick else _Extent(sizes, 3, None, runs, _RESULTS)
+    chosen = [units] if isinstance(units, int) else units
+    return _Extent(chosen or base.units, seeds or base.seeds, epochs or base.epochs, base.runs, results or base.results)
+
+
+def _wrote(results: Path, name: str) -> None:
+    """Say where a result is."""
+    made = sorted(path.suffix[1:] for path in results.glob(f"{name}.*") if path.suffix != ".json")
+    rich.console.Console(stderr=True).print(f"Wrote {results / name}: {', '.join(made)}.", soft_wrap=True)
+
+
+@app.command("table1")
+def reproduce_table1(
+    methods: Annotated[
+        list[str], typer.Option("--method", help=f"Rows, of {', '.join(table1.RECIPES)}; may be repeated.")
+    ] = _METHODS,
+    units: Units = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    temperatures: Annotated[
+        list[float], typer.Option("--temperature", min=0, help="Of the complexity; 1 is the paper's cost.")
+    ] = [1.0],  # noqa: B006
+    quick: Quick = False,
+    runs: Runs = _RUNS,
+    results: Results = None,
+    threads: Threads = None,
+) -> None:
+    """Test errors on MNIST. Hours; can be stopped and started again at any time.
+
+    Example: `bbb reproduce table1 --method bbb-mixture --units 400 --seeds 1`
+    """
+    set_threads(threads)
+    for method in methods:
+        _check_method(method, list(table1.RECIPES))
+    extent = _extent(quick, _UNITS, units, seeds, epochs, runs, results)
+    _show(extent.run(extent.cells(methods, temperatures), data.mnist()))
+    _wrote(extent.results, "table1")
+
+
+def _figure(
+    name: str,
+    trained: Callable[[_Extent, data.Images], dict[mnist.Config, Path]],
+    draw: Callable[[Mapping[mnist.Config, Path], Path], str],
+    shows: str,
+) -> None:
+    """Make the command that reproduces a figure."""
+
+    @app.command(name, help=f"{shows}.\n\nExample: `bbb reproduce {name} --seeds 1`")
+    def reproduce_figure(
+        units: OneUnits = None,
+        seeds: Seeds = None,
+        epochs: Epochs = None,
+        quick: Quick = False,
+        runs: Runs = _RUNS,
+        results: Results = None,
+        threads: Threads = None,
+    ) -> None:
+        set_threads(threads)
+        extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
+        line = draw(trained(extent, data.mnist()), extent.results)
+        write_line(extent.results / f"{name}.json", line, _command())
+        rich.console.Console().print(line)
+        _wrote(extent.results, name)
+
+
+def _shown(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
+    return extent.trained(list(figures.STYLE), images)
+
+
+_figure("fig2", _shown, figures.fig2, "The test error as training progresses")
+_figure("fig3", _shown, figures.fig3, "Densities of the trained weights")
+_figure(
+    "fig4",
+    _Extent.trained_to_be_pruned,
+    figures.fig4,
+    "Density and CDF of the signal-to-noise ratio of the weights of the network of table2",
+)
+
+
+@app.command("table2")
+def reproduce_table2(
+    units: OneUnits = None,
+    seeds: Seeds = None,
+    epochs: Epochs = None,
+    quick: Quick = False,
+    runs: Runs = _RUNS,
+    results: Results = None,
+    threads: Threads = None,
+) -> None:
+    """Test error, file size and latency after pruning by signal-to-noise ratio.
+
+    Example: `bbb reproduce table2 --seeds 1`
+    """
+    set_threads(threads)
+    images = data.mnist()
+    found: list[table2.Row] = []
+    extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
+    for config, folder in extent.trained_to_be_pruned(images).items():
+        model = figures.bayesian_in(folder)
+        found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
+    with locked(extent.results):
+        path = extent.results / "table2.csv"
+        table2.write(path, [*table2.read(path), *found])
+        table2.draw(table2.largest(table2.read(path)), extent.results / "table2")
+        recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
+        remember(extent.results / "table2.json", f"{extent.units[0]} units", {"command": _command(), **recipe})
+    columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
+    table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
+    for row in found:
+        cells = (f"{row.fraction:.0%}", row.seed, row.weights_left, f"{row.test_error:.2f}", row.file_bytes)
+        published = table2.PUBLISHED[row.fraction]
+        table.add_row(*map(str, (*cells[:4], published, cells[4], f"{row.latency_us:.0f}")))
+    rich.console.Console().print(table)
+    _wrote(extent.results, "table2")
+
+
+@app.command("fig5")
+def reproduce_fig5(
+    seeds: FiveSeeds = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of training, instead of the recipe's.")] = None,
+    variants: Annotated[
+        list[str], typer.Option("--variant", help="The data: as the figure's look, or as the formula says.")
+    ] = list(regression.VARIANTS),  # noqa: B006
+    quick: Quick = False,
+    runs: Runs = _RUNS,
+    results: Results = None,
+    threads: Threads = None,
+) -> None:
+    """Regression curves with their bands: Bayes by Backprop and a standard network.
+
+    Example: `bbb reproduce fig5 --seeds 1`
+    """
+    set_threads(threads)
+    results = results or (runs / "quick" if quick else _RESULTS)
+    steps = steps or (500 if quick else None)
+    changes: dict[str, Any] = {} if steps is None else {"steps": steps}
+    configs = [
+        regression.Config(method, variant, seed=seed, **changes)  # type: ignore[arg-type]
+        for seed in range(seeds or (1 if quick else 5))
+        for variant in variants
+        for method in regression.METHODS
+    ]
+    curves = {config: regression.fit(config) for config in tracked(configs, "fitting")}
+    rich.console.Console().print(regression.fig5(curves, results, _command()))
+    _wrote(results, "fig5")
+
+
+@app.command("fig6")
+def reproduce_fig6(
+    seeds: FiveSeeds = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Interactions of each agent. [default: 50000]")] = None,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each interaction; 64 in the paper.")] = 4,
+    quick: Quick = False,
+    runs: Runs = _RUNS,
+    results: Results = None,
+    cores: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
+) -> None:
+    """The regret of Thompson sampling and of epsilon-greedy agents on mushrooms. Hours; can be stopped at any time.
+
+    Example: `bbb reproduce fig6 --steps 5000`
+    """
+    results = results or (runs / "quick" if quick else _RESULTS)
+    numbers, steps = tuple(range(seeds or (2 if quick else 5))), steps or (500 if quick else 50_000)
+    jobs = [bandit.Job("mushroom", group, numbers, steps, updates) for group in bandit.GROUPS]
+    with live(jobs) as says:
+        points = bandit.run_all(jobs, runs / "bandit", cores, says)
+    rich.console.Console().print(bandit.fig6(points, results, _command()))
+    _wrote(results, "fig6")
+
+
+@app.command("page")
+def reproduce_page(
+    results: Written = _RESULTS,
+    docs: Annotated[Path, typer.Option(file_okay=False, help="Where the page goes.")] = Path("docs"),
+    readme: Annotated[
+        Path | None, typer.Option(dir_okay=False, exists=True, help="Also write a summary between the marks in it.")
+    ] = None,
+) -> None:
+    """Write the page of results from the files that the other commands wrote.
+
+    Example: `bbb reproduce page`
+    """
+    written = page.write(results, docs)
+    if readme is not None:
+        page.write_summary(results, readme)
+    rich.console.Console().print(str(written))
+
+
+def train(
+    method: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(mnist.METHODS)}. [default: {mnist.Config.method}]")
+    ] = None,
+    units: Annotated[int | None, typer.Option(min=1, help="Of each hidden layer. [default: 400]")] = None,
+    epochs: Epochs = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Above 0, instead of the recipe's.")] = None,
+    rho_rate: Annotated[float | None, typer.Option(help="The rate of rho, in those of mu.")] = None,
+    draws: Annotated[int | None, typer.Option(min=1, help="Monte Carlo samples a step. [default: 1]")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Of the complexity. [default: 1, the paper's cost]")
+    ] = None,
+    pi: Annotated[float | None, typer.Option(min=0, max=1, help="Of the scale mixture.")] = None,
+    sigma1: Annotated[float | None, typer.Option(help="Of the scale mixture, the slab.")] = None,
+    sigma2: Annotated[float | None, typer.Option(help="Of the scale mixture, the spike.")] = None,
+    prior_sigma: Annotated[float | None, typer.Option(help="Of the Gaussian prior, or the Laplace prior.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Of the posterior, at the start.")] = None,
+    dropout: Annotated[
+        float | None, typer.Option(min=0, max=1, help="How likely to forget a unit, inputs too.")
+    ] = None,
+    averaging: Annotated[
+        float | None, typer.Option(min=0, help="Of the parameters, over steps: 0 for none, or a factor below 1.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything random. [default: 0]")] = None,
+    folder: Annotated[Path, typer.Option(file_okay=False, help="For checkpoints and the model.")] = Path("runs/train"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder, as it began: no other option is needed.")
+    ] = False,
+    threads: Threads = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a network on MNIST; under torchrun on several processes.
+
+    Example: `bbb train --units 400 --epochs 10 --folder runs/first`
+    """
+    set_threads(threads)
+    begun = (folder / CHECKPOINT).exists()
+    if begun and not resume:
+        raise typer.BadParameter(f"{folder} holds a run already: --resume goes on with it.", param_hint="--folder")
+    if resume and not begun:
+        raise typer.BadParameter(f"There is no run in {folder}: without --resume one starts.", param_hint="--resume")
+    rates = {"learning_rate": learning_rate, "rho_rate": rho_rate}
+    scales = {"pi": pi, "sigma1": sigma1, "sigma2": sigma2, "prior_sigma": prior_sigma, "sigma": sigma}
+    tuned = _given({**rates, **scales, "dropout": dropout, "draws": draws, "temperature": temperature})
+    config = mnist.began(folder) if begun else _recipe(method, temperature)
+    config = replace(config, **_given({"method": method, "units": units, "seed": seed}))
+    for name in tuned.keys() - config.matters:
+        hint = f"--{name.replace('_', '-')}"
+        raise typer.BadParameter(f"This has no meaning for {config.method}.", param_hint=hint)
+    schedule = replace(config.schedule, **_given({"epochs": epochs, "averaging": averaging, "seed": seed, **rates}))
+    config = replace(config, schedule=schedule, **{name: tuned[name] for name in tuned.keys() - rates})
+    with distributed():
+        leads = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        board = folder / "tensorboard" if leads else None
+        progress = Progress(table1.name_of(config), quiet=not leads, tensorboard=board)
+        says = rich.console.Console(stderr=True, quiet=not leads, soft_wrap=True)
+        try:
+            result = mnist.run(config, data.mnist(), folder, progress)
+        except KeyboardInterrupt:
+            says.print(f"To go on: bbb train --folder {shlex.quote(str(folder))} --resume", highlight=False)
+            raise
+        says.print(f"Wrote {folder / mnist.MODEL}.")
+        if not leads:
+            return
+    if json:
+        rich.console.Console().print_json(data=asdict(result))
+    else:
+        _show([result])
+
+
+def _recipe(method: str | None, temperature: float | None) -> mnist.Config:
+    """What Table 1 has for a method."""
+    chosen = mnist.Config.method if method is None else method
+    _check_method(chosen)
+    (config,) = table1.cells([chosen], [mnist.Config.units], [0], [1.0 if temperature is None else temperature])
+    return config
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def search(
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(mnist.METHODS)}.")] = "bbb-mixture",
+    units: Annotated[int, typer.Option(min=1, help="Of each hidden layer.")] = 400,
+    epochs: Epochs = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many more to try.")] = 20,
+    space: Annotated[str, typer.Option(help="'paper', its grid; or 'ours'.")] = "ours",
+    storage: Annotated[str | None, typer.Option(help="Any of Optuna's; a file of SQLite's unless given.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random in a trial.")] = 0,
+    runs: Runs = _RUNS,
+    threads: Threads = None,
+) -> None:
+    """Choose hyperparameters on the validation set.
+
+    Can be stopped and started again, on many machines at once.
+
+    Example: `bbb search --method sgd --units 400 --epochs 10 --trials 12`
+    """
+    set_threads(threads)
+    _check_method(method)
+    if space not in ("paper", "ours"):
+        raise typer.BadParameter(f"'{space}' is neither 'paper' nor 'ours'.", param_hint="--space")
+    (config,) = table1.cells([method], [units], [seed], epochs=epochs)
+    if storage is None:
+        runs.mkdir(parents=True, exist_ok=True)
+    try:
+        best = experiments_search.search(
+            config,
+            data.mnist(),
+            space=space,  # type: ignore[arg-type]
+            trials=trials,
+            storage=storage or f"sqlite:///{runs / 'search.db'}",
+            name=f"{space}-{method}-{units}-{config.schedule.epochs}epochs",
+            folder=runs / "search",
+            progress=Progress,
+        )
+    except KeyboardInterrupt:
+        rich.console.Console(stderr=True).print("The same command goes on with this trial.")
+        raise
+    rich.console.Console().print_json(data=best)
+    base = {"method": method, "units": units, "epochs": config.schedule.epochs, "seed": seed, "folder": runs / "best"}
+    chosen = {**base, **{name: value for name, value in best.items() if name not in _FOUND}}
+    again = " ".join(["bbb train", *(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())])
+    rich.console.Console(stderr=True).print(f"To train it: {again}", soft_wrap=True, highlight=False)
+
+
+def tracked(values: Sequence[_Value], what: str) -> Iterator[_Value]:
+    """The values one after the other, with a bar on a terminal and a line for each elsewhere."""
+    console = rich.console.Console(stderr=True)
+    if console.is_terminal:
+        yield from rich.progress.track(values, what, console=console)
+        return
+    for number, value in enumerate(values, start=1):
+        print(f"{what} {number}/{len(values)}", file=sys.stderr, flush=True)
+        yield value
+
+
+def _check_method(method: str, methods: Sequence[str] = mnist.METHODS) -> None:
+    if method not in methods:
+        raise typer.BadParameter(f"'{method}' is none of {', '.join(methods)}.", param_hint="--method")
+
+
+def _show(rows: list[mnist.Result]) -> None:
+    method_column = rich.table.Column("method", overflow="fold")
+    table = rich.table.Table(method_column, "T", "units", "epochs", "seeds", "test error %", "paper", title="MNIST")
+    for (method, temperature, units, epochs), (error, spread, seeds) in table1.summary(rows).items():
+        published = table1.published(method, units)
+        shown = f"{error:.2f}" + ("" if math.isnan(spread) else f" ± {spread:.2f}")
+        cells = (method, f"{temperature:g}", units, epochs, seeds, shown, "" if published is None else published)
+        table.add_row(*map(str, cells))
+    rich.console.Console().print(table)
+
+
+def _command() -> str:
+    return shlex.join(["bbb", *sys.argv[1:]])
+
+
+def set_threads(threads: int | None) -> None:
+    """Threads of torch; as many as there are cores unless given."""
+    if threads is not None:
+        torch.set_num_threads(threads)

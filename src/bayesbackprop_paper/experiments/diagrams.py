@@ -1,0 +1,46 @@
+"""Diagrams of evaluations."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from bayesbackprop._errors import invalid
+from bayesbackprop.evaluation import Calibration
+
+SUFFIXES = (".png", ".svg")
+
+
+def check_suffix(path: Path, owner: str) -> None:
+    """Refuse a file that is neither PNG nor SVG by its suffix."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise invalid("path", owner, f"a file with the suffix {' or '.join(SUFFIXES)}", str(path))
+
+
+def reliability(calibrations: Mapping[str, Calibration], path: Path) -> None:
+    """Draw accuracy against confidence, and how many examples have each confidence, into a PNG or SVG file.
+
+    On the diagonal a prediction of p is true in the fraction p of cases; below it the network is too sure of itself.
+    """
+    check_suffix(path, "reliability")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RuntimeError('Diagrams need matplotlib: pip install "bayesbackprop[experiments]"') from error
+    figure = Figure(figsize=(6, 6.5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot((0, 1), (0, 1), color="grey", linewidth=1, linestyle=":")
+    for name, calibration in calibrations.items():
+        held = calibration.examples > 0
+        label = f"{name}, ECE {100 * calibration.ece:.2f} %"
+        points = calibration.confidence[held].tolist(), calibration.accuracy[held].tolist()
+        upper.plot(*points, marker="o", markersize=4, linewidth=1, label=label)
+        bins = len(held)
+        edges = [number / bins for number in range(bins + 1)]
+        shares = (calibration.examples / calibration.examples.sum()).tolist()
+        lower.stairs(shares, edges)
+    upper.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    figure.legend(loc="outside upper center", fontsize="x-small")  # where it hides nothing
+    lower.set(xlabel="confidence", ylabel="share of examples", yscale="log")
+    with matplotlib.rc_context({"svg.hashsalt": "bayesbackprop"}):  # so that the same figure is the same file
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        figure.savefig(path, dpi=150, metadata=metadata)

@@ -1,0 +1,288 @@
+"""MNIST classification (section 5.1 of the paper): every method of Table 1 and its baselines, on one loop."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
+from bayesbackprop._files import read_checkpoint
+from bayesbackprop._progress import Progress
+from bayesbackprop._version import __version__
+from bayesbackprop.export import SparseNetwork, save_sparse
+from bayesbackprop.likelihoods import Categorical, Likelihood
+from bayesbackprop.model import Bayesian
+from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
+from bayesbackprop.pruning import prune
+from bayesbackprop.saving import save
+from bayesbackprop.training import BEST, CHECKPOINT, Examples, Run, Schedule, error_of
+from bayesbackprop_paper.data import Images
+
+Method = Literal["bbb-mixture", "bbb-gaussian", "sgd", "dropout", "dropconnect", "map-gaussian", "map-laplace"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+# The selected model of a run, for others to use.
+MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Config:
+    """An experiment, down to the seed. All numbers were chosen on the validation set.
+
+    Args:
+        method: A row of Table 1, or a baseline.
+        units: Of each of the two hidden layers.
+        schedule: How to train.
+        temperature: A factor on the complexity; 1 is the paper's cost.
+        draws: Monte Carlo samples a step.
+        pi: Of the scale mixture.
+        sigma1: Of the scale mixture, the slab.
+        sigma2: Of the scale mixture, the spike.
+        prior_sigma: Of the Gaussian prior, or the scale of the Laplace prior.
+        sigma: The initial standard deviation of the posterior.
+        dropout: How likely dropout is to forget a unit, the inputs among them.
+        prediction_draws: Networks to average in the final evaluation.
+        pruned: Select the epoch by the validation error without this fraction of the weights.
+        start: The experiment whose selected weights are the initial means; none for random ones.
+        seed: Of the initial weights and all noise.
+    """
+
+    method: Method = "bbb-mixture"
+    units: int = 400
+    schedule: Schedule = field(default_factory=Schedule)
+    temperature: float = 1.0
+    draws: int = 1
+    pi: float = 0.25
+    sigma1: float = math.exp(-1)
+    sigma2: float = math.exp(-7)
+    prior_sigma: float = 0.1
+    sigma: float = 0.0067
+    dropout: float = 0.3
+    prediction_draws: int = 100
+    pruned: float = 0.0
+    start: "Config | None" = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise invalid("method", "Config", f"one of {', '.join(METHODS)}", self.method)
+        check_count("Config", units=self.units, draws=self.draws, prediction_draws=self.prediction_draws)
+        check_count("Config", least=0, seed=self.seed)
+        check_positive("Config", sigma=self.sigma, prior_sigma=self.prior_sigma)
+        check_not_negative("Config", temperature=self.temperature)
+        check_probability("Config", pruned=self.pruned, dropout=self.dropout)
+        if self.dropout == 1:
+            raise invalid("dropout", "Config", "below 1, where nothing would be left", self.dropout)
+        if self.pruned and not self.is_bayesian:
+            raise invalid("pruned", "Config", "0 where there is no distribution on the weights", self.pruned)
+
+    @property
+    def row(self) -> str:
+        """The row of a table that this belongs to."""
+        return self.method if self.start is None else f"{self.method}-from-{self.start.method}"
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the training set, those of the start among them."""
+        return self.schedule.epochs + (0 if self.start is None else self.start.epochs)
+
+    @property
+    def prior(self) -> Prior:
+        """The prior on the weights."""
+        if self.method == "bbb-mixture":
+            return ScaleMixture(self.pi, self.sigma1, self.sigma2)
+        return Laplace(self.prior_sigma) if self.method == "map-laplace" else Normal(self.prior_sigma)
+
+    @property
+    def matters(self) -> frozenset[str]:
+        """What one may tune: other numbers change nothing with this method."""
+        names = {"learning_rate"}
+        if self.is_bayesian:
+            names |= {"draws", "temperature", "rho_rate", "sigma"}
+        names |= {"pi", "sigma1", "sigma2"} if self.method == "bbb-mixture" else set()
+        names |= {"prior_sigma"} if self.method in ("bbb-gaussian", "map-gaussian", "map-laplace") else set()
+        names |= {"dropout"} if self.method == "dropout" else set()
+        return frozenset(names)
+
+    @property
+    def is_bayesian(self) -> bool:
+        """Whether there is a distribution on the weights."""
+        return self.method.startswith("bbb")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run gave; ``prediction`` is by the mean network or by drawn ones, as the validation set chose."""
+
+    method: str
+    units: int
+    temperature: float
+    seed: int
+    epochs: int
+    selected_epoch: int
+    validation_error: float
+    test_error: float
+    seconds: float
+    prediction: str
+
+
+class DropConnect(nn.Linear):
+    """A linear layer that forgets each weight with probability ``p`` while it is trained (Wan et al., 2013)."""
+
+    def __init__(self, inputs: int, outputs: int, p: float = 0.5) -> None:
+        super().__init__(inputs, outputs)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output, of what is left of the weights."""
+        return F.linear(x, F.dropout(self.weight, self.p, self.training), self.bias)
+
+
+class PointEstimate(nn.Module):
+    """The cost of a single network: maximum likelihood, or with a prior the maximum of the posterior.
+
+    As a :class:`FreeEnergy` of ``n`` examples it is per example: -mean log P(y|x,w) - log P(w) / n.
+    """
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood, n: int, prior: Prior | None = None) -> None:
+        super().__init__()
+        self.net, self.likelihood, self.n, self.prior = net, likelihood, n, prior
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Cost:
+        """The cost of a minibatch."""
+        likelihood = self.likelihood.cost(self.net(inputs), targets)
+        if self.prior is None:
+            return Cost((likelihood, torch.zeros(())), 0.0)
+        complexity = -sum((self.prior.log_density(p).sum() for p in self.net.parameters()), torch.zeros(()))
+        return Cost((likelihood, complexity), 1 / self.n)
+
+
+def network(config: Config) -> nn.Sequential:
+    """784-units-units-10 with rectified linear units, weights as He et al. start them."""
+    torch.default_generator.manual_seed(config.seed)
+    u = config.units
+    layers: list[nn.Module] = []
+    for number, (inputs, outputs) in enumerate([(784, u), (u, u), (u, 10)]):
+        if config.method == "dropout":
+            layers.append(nn.Dropout(config.dropout))
+        kind = DropConnect if config.method == "dropconnect" and number else nn.Linear
+        layer = kind(inputs, outputs)
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if number == 2 else [layer, nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> Run:
+    """The run that ``config`` describes, wherever it is; ``start`` is the folder of that which it starts from."""
+    about = {"n": n, **{name: value for name, value in asdict(config).items() if name != "schedule"}}
+    net = network(config)
+    if config.start is not None:
+        if start is None:
+            raise invalid("start", "prepare", "the folder of the run to start from", start)
+        _copy_means(config.start, start, net)
+    if config.is_bayesian:
+        model = Bayesian(net, Categorical(), config.prior, sigma=config.sigma, seed=config.seed)
+        objective: nn.Module = FreeEnergy(model, n, draws=config.draws, temperature=config.temperature)
+        error = functools.partial(_error_without, model, config.pruned) if config.pruned else None
+        return Run(objective, net, config.schedule, folder, model.rho, about, error)
+    prior = config.prior if config.method.startswith("map") else None
+    return Run(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
+
+
+def run(
+    config: Config,
+    images: Images,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    curve: bool = False,
+    start: Path | None = None,
+) -> Result:
+    """Train, select the epoch and the way to predict on the validation set, and only then look at the test set.
+
+    With ``curve`` the test error is recorded after each epoch as well, for figure 2; nothing is selected by it.
+    ``start`` is the folder of the finished run of ``config.start``, if there is one.
+    """
+    training, validation, test = (Examples(*split) for split in images)
+    job = prepare(config, len(training.inputs), folder, start)
+    watched = {"validation": validation, "test": test} if curve else {"validation": validation}
+    state = job.train(training, watched, progress or Progress(quiet=True))
+    job.load_best()
+    errors: dict[str, Callable[[Examples], float]] = {"mean": functools.partial(error_of, job.net)}
+    if isinstance(job.objective, FreeEnergy):
+        errors["draws"] = functools.partial(_error_of_draws, job.objective.model, config.prediction_draws)
+    if job.rank == 0:
+        _ship(job, folder / MODEL)
+    on_validation = {name: error(validation) for name, error in errors.items()}
+    prediction = min(on_validation, key=on_validation.__getitem__)
+    return Result(
+        method=config.row,
+        units=config.units,
+        temperature=config.temperature,
+        seed=config.seed,
+        epochs=config.epochs,
+        selected_epoch=config.epochs - config.schedule.epochs + int(state.selected["epoch"]),
+        validation_error=on_validation[prediction],
+        test_error=errors[prediction](test),
+        seconds=sum(record["seconds"] for record in state.records),
+        prediction=prediction,
+    )
+
+
+def began(folder: Path) -> Config:
+    """The configuration of the run whose checkpoint is in ``folder``."""
+    _, metadata = read_checkpoint(folder / CHECKPOINT)
+    about = {name: value for name, value in metadata.get("about", {}).items() if name != "n"}
+    if "method" not in about:
+        raise invalid("folder", "resume", "that of a run on MNIST", Described(folder))
+    prefix = "schedule."
+    schedule = {name.removeprefix(prefix): about.pop(name) for name in list(about) if name.startswith(prefix)}
+    return _config({**about, "schedule": schedule})
+
+
+def describe(config: Config) -> dict[str, object]:
+    """A configuration as plain data, with the version that ran it."""
+    return {**asdict(config), "version": __version__}
+
+
+def _config(fields: dict[str, Any]) -> Config:
+    """A configuration from what :func:`dataclasses.asdict` made of it."""
+    start = fields["start"]
+    schedule = Schedule(**fields["schedule"])
+    return Config(**{**fields, "schedule": schedule, "start": None if start is None else _config(start)})
+
+
+def _ship(job: Run, path: Path) -> None:
+    """Write what was trained, for others to use: a Bayesian network, or a plain one."""
+    if isinstance(job.objective, FreeEnergy):
+        save(job.objective.model, path)
+    else:
+        layers = (layer for layer in job.net.children() if not isinstance(layer, nn.Dropout))
+        save_sparse(SparseNetwork(nn.Sequential(*layers)), path)
+
+
+def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
+    """Give ``net`` the weights that ``config`` selected in ``folder``, whatever stands between its layers."""
+    start = network(config)
+    tensors, _ = read_checkpoint(folder / BEST)
+    start.load_state_dict({name.split(".net.")[1]: value for name, value in tensors.items() if ".net." in name})
+    with torch.no_grad():
+        for own, theirs in zip(net.parameters(), start.parameters(), strict=True):
+            own.copy_(theirs)
+
+
+def _error_without(model: Bayesian, fraction: float, _: nn.Module, examples: Examples) -> float:
+    return error_of(prune(model, fraction).net, examples)
+
+
+def _error_of_draws(model: Bayesian, draws: int, examples: Examples) -> float:
+    wrong = model.predict(examples.inputs, draws=draws).labels != examples.targets  # type: ignore[attr-defined]
+    return 100 * float(wrong.float().mean())

@@ -1,0 +1,49 @@
+"""What an experiment leaves in ``results/``: rows as CSV, and beside a figure the line that says what it shows."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bayesbackprop._files import write_atomically
+from bayesbackprop._version import __version__
+
+_Row = TypeVar("_Row")
+
+_CONVERT: dict[type, type] = {int: int, float: float, str: str}
+
+
+def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
+    """Write dataclasses of one ``kind``, a column for each field, numbers to six digits."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
+    """What :func:`write_rows` wrote, none if there is no file."""
+    if not path.exists():
+        return []
+    convert = {field.name: _CONVERT[field.type] for field in fields(kind)}  # type: ignore[index,arg-type]
+    with path.open(newline="") as file:
+        return [kind(**{name: convert[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+
+
+def remember(path: Path, name: str, entry: dict[str, Any]) -> None:
+    """Add an entry to a file of them, or write it anew."""
+    entries = json.loads(path.read_text()) if path.exists() else {}
+    entries[name] = entry
+    write_atomically(path, json.dumps(entries, indent=1, sort_keys=True).encode())
+
+
+def write_line(path: Path, line: str, command: str) -> None:
+    """Write what a figure shows, and the command that drew it."""
+    about = {"line": line, "command": command, "version": __version__}
+    write_atomically(path, json.dumps(about, indent=1).encode())

@@ -1,0 +1,159 @@
+"""Choosing hyperparameters, on the validation set only, with Optuna.
+
+A study lives in a database: a file of SQLite's unless told otherwise, or any storage that Optuna can reach, so that
+many machines can work on one study. It can be stopped at any time and goes on where it was, in the middle of a trial
+too. Trials that are worse than the median of those before them at the same epoch are given up.
+"""
+
+import math
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from bayesbackprop._errors import Described, invalid
+from bayesbackprop._progress import Progress
+from bayesbackprop.training import DivergenceError, Examples
+from bayesbackprop_paper.data import Images
+from bayesbackprop_paper.experiments.mnist import Config, prepare
+
+Space = Literal["paper", "ours"]
+_Value = TypeVar("_Value")
+
+# The grid that the paper searched. Of a method without a prior only the learning rate is used.
+GRID: Mapping[str, Sequence[Any]] = {
+    "learning_rate": [1e-3, 1e-4, 1e-5],
+    "draws": [1, 2, 5, 10],
+    "pi": [0.25, 0.5, 0.75],
+    "-log sigma1": [0, 1, 2],
+    "-log sigma2": [6, 7, 8],
+}
+
+
+def search(
+    config: Config,
+    images: Images,
+    *,
+    space: Space,
+    trials: int,
+    storage: str,
+    name: str,
+    folder: Path,
+    progress: Callable[[str], Progress],
+) -> dict[str, Any]:
+    """Try ``trials`` more configurations; the best so far, with its validation error."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # no traceback of a Ctrl-C
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    database = _database(storage)
+    sampler = (
+        optuna.samplers.GridSampler(_relevant(config, GRID), seed=config.seed)
+        if space == "paper"
+        else optuna.samplers.TPESampler(seed=None, multivariate=True)
+    )
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=config.schedule.epochs // 5)
+    study = optuna.create_study(
+        storage=database, sampler=sampler, pruner=pruner, study_name=name, load_if_exists=True, direction="minimize"
+    )
+    training, validation = (Examples(*split) for split in images[:2])
+
+    def objective(trial: Any) -> float:
+        chosen = _suggest(trial, config, space)
+        # One that was stopped is tried again under another number, and goes on in the folder of the first.
+        first = _retry().retried_trial_number(study.trials[trial.number])
+        own = folder / f"{name}-{trial.number if first is None else first}"
+        goes_on = False
+        try:
+            run = prepare(chosen, len(training.inputs), own)
+            watch = _Watch(trial, progress(f"trial {trial.number}"))
+            return run.train(training, {"validation": validation}, watch).selected["validation_error"]
+        except DivergenceError:
+            print(f"trial {trial.number}: given up, its cost is no number", file=sys.stderr, flush=True)
+            raise optuna.TrialPruned from None
+        except KeyboardInterrupt:
+            goes_on = True
+            _retry()(study, study.trials[trial.number])
+            raise
+        finally:
+            if not goes_on:
+                shutil.rmtree(own, ignore_errors=True)
+
+    study.optimize(objective, n_trials=trials)
+    over = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]  # and not stopped
+    return {"validation_error": study.best_value, **_named(study.best_params), "trials": len(over)}
+
+
+def _database(storage: str) -> Any:
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return optuna.storages.RDBStorage(
+            storage, heartbeat_interval=60, heartbeat_stale_trial_callback=_retry(max_retry=3)
+        )
+    except (SQLAlchemyError, ImportError, ValueError) as error:
+        got = Described(f"{storage} ({str(error).splitlines()[0]})")
+        raise invalid("storage", "search", "the address of a database, as sqlite:///file.db", got) from None
+
+
+def _retry(max_retry: int | None = None) -> Any:
+    """Puts a trial that was stopped into the queue again."""
+    import optuna
+
+    return optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry, inherit_intermediate_values=True)
+
+
+class _Watch(Progress):
+    """Shows a trial, tells Optuna how it goes, and gives it up if Optuna says so."""
+
+    def __init__(self, trial: Any, shown: Progress) -> None:
+        self.__dict__.update(shown.__dict__)
+        self._trial = trial
+
+    def epoch(self, record: Mapping[str, float]) -> None:
+        import optuna
+
+        super().epoch(record)
+        self._trial.report(record["validation_error"], int(record["epoch"]))
+        if self._trial.should_prune():
+            raise optuna.TrialPruned
+
+
+def _suggest(trial: Any, config: Config, space: Space) -> Config:
+    if space == "paper":
+        chosen = {name: trial.suggest_categorical(name, values) for name, values in _relevant(config, GRID).items()}
+    else:
+        ranges: dict[str, tuple[float, float, bool]] = {
+            "learning_rate": (1e-4, 1e-2, True) if config.schedule.optimiser == "adam" else (1e-2, 1.0, True),
+            "rho_rate": (0.01, 3.0, True),
+            "sigma": (1e-3, 0.1, True),
+            "pi": (0.1, 0.9, False),
+            "-log sigma1": (0.0, 2.0, False),
+            "-log sigma2": (5.0, 8.0, False),
+            "prior_sigma": (0.02, 2.0, True),
+            "dropout": (0.1, 0.6, False),
+        }
+        chosen = {
+            name: trial.suggest_float(name, low, high, log=log)
+            for name, (low, high, log) in _relevant(config, ranges).items()
+        }
+    named = _named(chosen)
+    rates = {name: named.pop(name) for name in ("learning_rate", "rho_rate") if name in named}
+    return replace(config, schedule=replace(config.schedule, **rates), **named)
+
+
+def _named(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen, by the names that configurations and ``bbb train`` have: sigma1 for -log sigma1."""
+    return {
+        name.removeprefix("-log "): math.exp(-value) if name.startswith("-log ") else value
+        for name, value in chosen.items()
+    }
+
+
+def _relevant(config: Config, space: Mapping[str, _Value]) -> dict[str, _Value]:
+    """What of a search space has a meaning for this method."""
+    return {name: value for name, value in space.items() if name.removeprefix("-log ") in config.matters}
