@@ -29,10 +29,10 @@ from bayesbackprop import (
     prune,
     save,
     save_sparse,
-    shipping,
     sparse,
 )
 from bayesbackprop import _engine as kernels
+from bayesbackprop import export as shipping
 from bayesbackprop._cli import app
 from bayesbackprop.export import SparseLinear
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
