@@ -3,10 +3,11 @@
 Wrap any module, train it on the variational free energy, and ask for a predictive distribution.
 """
 
+from bayesbackprop._engine import Draw, plain_kernels
 from bayesbackprop._version import __version__
 from bayesbackprop.export import load_sparse, save_sparse, sparse
 from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
-from bayesbackprop.model import Bayesian, Draw
+from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "load",
     "load_sparse",
+    "plain_kernels",
     "prune",
     "save",
     "save_sparse",

@@ -1,4 +1,4 @@
-"""The plan of a network: which parameters are Bayesian, with which prior and estimator, and why not where not."""
+"""The specification of a network: which parameters are Bayesian, with which prior and estimator, and why the rest are not."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 
 from torch import nn
 
+from bayesbackprop._engine.rules import ESTIMATORS, Estimator, has_rule
 from bayesbackprop._errors import Described, invalid
-from bayesbackprop.estimators import ESTIMATORS, Estimator, treats
 from bayesbackprop.priors import Prior
 
 T = TypeVar("T")
@@ -21,15 +21,15 @@ _NORMALISATION = re.compile(r"Norm(\d+d)?$")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What the plan says of one parameter; ``prior`` and ``estimator`` are None where it is not Bayesian."""
+class Specification:
+    """What is decided for one parameter; ``prior`` and ``estimator`` are None where it is not Bayesian."""
 
     name: str
     shape: tuple[int, ...]
     numel: int
     prior: Prior | None
     estimator: Estimator | None
-    why: str = ""
+    reason: str = ""
 
 
 def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -> dict[str, T]:
@@ -58,13 +58,13 @@ def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -
     return values
 
 
-def make_plan(
+def specify(
     net: nn.Module,
     prior: Prior | Mapping[str, Prior],
     estimator: Estimator | Mapping[str, Estimator],
     select: Select | None,
     normalisation: bool,
-) -> list[Entry]:
+) -> list[Specification]:
     """Decide for every parameter of ``net``, in the order of ``net.named_parameters()``."""
     parameters = dict(net.named_parameters())
     uses = {name: _uses(net, parameter) for name, parameter in parameters.items()}
@@ -86,27 +86,29 @@ def make_plan(
         if rule not in ESTIMATORS:
             raise invalid("estimator", "Bayesian", f"one of {list(ESTIMATORS)}", rule)
 
-    entries: list[Entry] = []
+    entries: list[Specification] = []
     for name, parameter in parameters.items():
         shape, numel = tuple(parameter.shape), parameter.numel()
         if name in excluded:
-            entries.append(Entry(name, shape, numel, None, None, excluded[name]))
+            entries.append(Specification(name, shape, numel, None, None, excluded[name]))
             continue
         why = "" if wanted[name] == "shared" else _why_shared(net, uses[name], wanted)
         chosen: Estimator = "shared" if why else wanted[name]
-        entries.append(Entry(name, shape, numel, priors[name], chosen, why))
+        entries.append(Specification(name, shape, numel, priors[name], chosen, why))
     return entries
 
 
-def print_plan(entries: list[Entry], extra: Mapping[str, tuple[str, ...]], extra_titles: tuple[str, ...]) -> str:
-    """The plan as a table of text, with further columns by parameter name."""
+def print_specifications(
+    entries: list[Specification], extra: Mapping[str, tuple[str, ...]], extra_titles: tuple[str, ...]
+) -> str:
+    """The specifications as a table of text, with further columns by parameter name."""
     titles = ("parameter", "shape", "weights", "prior", "estimator", *extra_titles, "remark")
     rows = [titles]
     for entry in entries:
         kind = ("deterministic", "-") if entry.prior is None else (_short(entry.prior), str(entry.estimator))
         columns = extra.get(entry.name, ("-",) * len(extra_titles))
         rows.append(
-            (entry.name, "x".join(map(str, entry.shape)) or "1", f"{entry.numel:,}", *kind, *columns, entry.why)
+            (entry.name, "x".join(map(str, entry.shape)) or "1", f"{entry.numel:,}", *kind, *columns, entry.reason)
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -163,7 +165,7 @@ def _why_shared(net: nn.Module, uses: list[_Use], wanted: Mapping[str, Estimator
     parent = net.get_submodule(use.path.rpartition(".")[0]) if use.path else net
     if isinstance(parent, nn.MultiheadAttention):
         return f"no {rule}: MultiheadAttention computes with it in one fused call"
-    if not treats(use.module):
+    if not has_rule(use.module):
         return f"no {rule} for {type(use.module).__name__}"
     if use.attribute != "weight":
         weight = _join(use.path, "weight")

@@ -16,8 +16,12 @@ def sampled(q: WeightPosterior, prior: Prior, centre: Tensor | None, w: Tensor, 
 
     The summand of (2) that depends on the weights alone; its expectation over eps is the closed form.
     """
-    cost = q.log_density(eps) - prior.log_density(w if centre is None else w - centre)
-    return torch.where(q.random, cost, 0.0).sum()
+    return torch.where(q.random, q.log_density(eps), 0.0).sum() + prior_cost(q, prior, centre, w)
+
+
+def prior_cost(q: WeightPosterior, prior: Prior, centre: Tensor | None, w: Tensor) -> Tensor:
+    """-log P(w), summed over the weights of one parameter that are random."""
+    return -torch.where(q.random, prior.log_density(w if centre is None else w - centre), 0.0).sum()
 
 
 def closed(q: WeightPosterior, prior: Prior, centre: Tensor | None) -> Tensor:

@@ -18,12 +18,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import rowwise
+from bayesbackprop._engine.mlp import ACTIVATIONS, layers_of, runs_only_forward
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._files import read_tensors, write_atomically
 from bayesbackprop._version import __version__
 from bayesbackprop.model import Bayesian
-from bayesbackprop.swap import untouched
 
 __all__ = ["SparseLinear", "SparseNetwork", "load_sparse", "save_sparse", "sparse"]
 
@@ -44,7 +43,7 @@ _MATRIX_VECTOR = torch.backends.mkl.is_available()
 # In a file each weight has a byte that says how many zeros precede it; this one says: as many, and no weight yet.
 _ESCAPE = 255
 
-_FUNCTIONS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (*rowwise.ELEMENTWISE, nn.Flatten)}
+_FUNCTIONS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (*ACTIVATIONS, nn.Flatten)}
 
 
 class SparseLinear(nn.Module):
@@ -167,8 +166,8 @@ def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
         )
     """
     net = network.net if isinstance(network, Bayesian) else network
-    chain = rowwise.chain_of(net, ()) if isinstance(net, nn.Module) else None
-    if chain is None or not untouched(chain) or not any(type(module) is nn.Linear for module in chain):
+    chain = layers_of(net) if isinstance(net, nn.Module) else None
+    if chain is None or not runs_only_forward(chain) or not any(type(module) is nn.Linear for module in chain):
         constraint = "nn.Linear and elementwise functions, without hooks, one after the other in nn.Sequential"
         raise invalid("network", "sparse", constraint, net)
     with torch.no_grad():

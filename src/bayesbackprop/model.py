@@ -1,33 +1,32 @@
 """The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from bayesbackprop import _engine as kernels
-from bayesbackprop import complexity, rowwise
+from bayesbackprop import complexity
+from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, lock
+from bayesbackprop._engine import draws as draw_weights
 from bayesbackprop._errors import (
     Described,
     check_batch,
     check_callable,
     check_count,
+    check_not_negative,
     check_positive,
     invalid,
     tensor_shape,
     tensors_of,
 )
-from bayesbackprop._specification import Entry, Select, make_plan, per_parameter, print_plan
-from bayesbackprop.estimators import Estimating, Estimator, Site
-from bayesbackprop.layout import Layout
+from bayesbackprop._specification import Select, Specification, per_parameter, print_specifications, specify
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Word
-from bayesbackprop.posterior import CONSTANT, InitialSigma, Mirror, Moments, WeightPosterior, initial_rho
-from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, evaluating, over_draws, predictive
+from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
+from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, predictive
 from bayesbackprop.priors import Prior, ScaleMixture
-from bayesbackprop.swap import call_with, lock
 
 # Seeds stay below this so that they fit a signed 64-bit integer wherever they are stored.
 _SEEDS = 2**63
@@ -87,33 +86,76 @@ class Bayesian(nn.Module):
             raise invalid("likelihood", "Bayesian", "a Likelihood, such as Categorical() or Gaussian(0.1)", likelihood)
         self.net = net
         self.likelihood = likelihood
-        self.plan: list[Entry] = make_plan(net, prior or ScaleMixture(), estimator, select, normalisation)
-        self._entries = {entry.name: entry for entry in self.plan if entry.prior is not None}
-        names = list(self._entries)
+        self.plan: list[Specification] = specify(
+            net, ScaleMixture() if prior is None else prior, estimator, select, normalisation
+        )
+        names = [entry.name for entry in self.plan if entry.prior is not None]
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
         self.centre = Mirror(_centres(net, names, centre))
         if seed is None:
             seed = int(torch.randint(_SEEDS - 1, ()))
-        check_count("Bayesian", least=0, seed=seed)
-        if seed >= _SEEDS:
-            raise invalid("seed", "Bayesian", f"an int in [0, {_SEEDS})", seed)
+        # In the state_dict, so that a run resumes with its own noise.
+        self.register_buffer("_seed", torch.zeros((), dtype=torch.int64))
         self.seed = seed
-        # In the state_dict too, so that a run resumes with its own noise.
-        self.register_buffer("_seed", torch.tensor(seed))
         self.register_load_state_dict_post_hook(_adopt_seed)  # type: ignore[no-untyped-call]
-        self._kept: Layout | None = None
+        self._engines: dict[str, Engine] = {}
+
+    @property
+    def seed(self) -> int:
+        """The seed of all its noise."""
+        return self._seed_number
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed_number = _checked_seed(seed)
+        self._seed.fill_(seed)
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
 
     @property
     def posterior(self) -> dict[str, WeightPosterior]:
         """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
-        return {name: parameter.q for name, parameter in self.layout().parameters.by_name.items()}
+        return {name: parameter.q for name, parameter in self.engine().parameters.by_name.items()}
 
     def report(self) -> str:
-        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why not where not."""
+        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why the rest is not."""
         numbers = {name: (f"{_median(q.sigma):.3g}", f"{_median(q.snr):.3g}") for name, q in self.posterior.items()}
-        return print_plan(self.plan, numbers, ("median sigma", "median snr"))
+        return print_specifications(self.plan, numbers, ("median sigma", "median snr"))
+
+    def param_groups(
+        self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """The parameters in groups for an optimiser: means, spreads, and those of the likelihood, if it has any.
+
+        Weight decay is for the network alone: on rho it would widen the posterior, on the noise bias it.
+
+        Args:
+            lr: The learning rate; None for the optimiser's own.
+            rho_lr: The learning rate of rho; None for that of the means.
+            weight_decay: Of the network's parameters.
+
+        Examples:
+            >>> from bayesbackprop import Gaussian
+            >>> model = Bayesian(nn.Linear(2, 1), Gaussian(0.1))
+            >>> optimiser = torch.optim.AdamW(model.param_groups(1e-3, rho_lr=1e-2, weight_decay=1e-4))
+            >>> [group["weight_decay"] for group in optimiser.param_groups]
+            [0.0001, 0.0]
+        """
+        check_not_negative("Bayesian.param_groups", weight_decay=weight_decay)
+        for name, rate in (("lr", lr), ("rho_lr", rho_lr)):
+            if rate is not None:
+                check_not_negative("Bayesian.param_groups", **{name: rate})
+        parts = (
+            (self.net, lr, weight_decay),
+            (self.rho, lr if rho_lr is None else rho_lr, 0.0),
+            (self.likelihood, lr, 0.0),
+        )
+        groups: list[dict[str, Any]] = []
+        for part, rate, decay in parts:
+            if parameters := list(part.parameters()):
+                own_rate = {} if rate is None else {"lr": rate}
+                groups.append({"params": parameters, "weight_decay": decay, **own_rate})
+        return groups
 
     # --- drawing weights ---------------------------------------------------------------------------------------------
 
@@ -122,11 +164,11 @@ class Bayesian(nn.Module):
 
         Step 0 is for prediction; training counts from 1.
         """
-        return Draw(self, self._key(step, index, seed))
+        return Draw(self.engine(), self._key(step, index, seed))
 
     def complexity_closed(self) -> Tensor:
         """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
-        terms = [complexity.closed(p.q, p.prior, p.centre) for p in self.layout().parameters.each]
+        terms = [complexity.closed(p.q, p.prior, p.centre) for p in self.engine().parameters.each]
         return torch.stack(terms).sum()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,76 +207,59 @@ class Bayesian(nn.Module):
         check_count("Bayesian.predict", draws=draws, memory=memory)
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
-        layout = self.layout()
-        if estimator is None and layout.chain is not None and rowwise.takes(self.net, layout.chain, args, kwargs):
-            with evaluating(self.net):
-                outputs = rowwise.outputs(layout.chain, layout.parameters, key, args[0], draws, memory)
-            return predictive(self.likelihood, outputs, draws)
-        if estimator not in (None, "shared") or layout.rules:
-            layout = self._layout_with(estimator or "shared")
-        shared = layout.shared.names
-        with torch.no_grad():
-            parameters = layout.parameters.subset(list(layout.rules))
-            moments = {
-                name: Moments(p.q.mu, p.q.mean, variance)
-                for (name, p), variance in zip(parameters.by_name.items(), kernels.variances(parameters), strict=True)
-            }
-
-        def run(each: tuple[Tensor, list[Tensor]]) -> Any:
-            index, weights = each
-            return Draw(self, key._replace(draw=index), layout, moments).run_with(weights, args, kwargs)
-
-        def chunk(start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
-            weights = self._draw_many(shared, key._replace(draw=start), stop - start)
-            return torch.arange(start, stop), list(weights.values())
-
-        outputs = over_draws(self.net, run, chunk, draws, memory)
+        if estimator in (None, "shared"):
+            engine = self._engine("shared", {})
+        else:
+            names = list(self.engine().parameters.by_name)
+            entries = specify(self.net, ScaleMixture(), estimator, lambda name, _: name in names, normalisation=True)
+            engine = self._make_engine(_rules(entries))
+        executor = engine.predictor(args, kwargs) if estimator is None else engine.any_module
+        with evaluating(self.net):
+            outputs = executor.outputs(key, draws, memory, args, kwargs)
         return predictive(self.likelihood, outputs, draws)
 
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
         """The prediction of the network at the posterior mean alone."""
         check_batch("inputs", "Bayesian.predict_mean", tensors_of((args, kwargs)))
-        outputs = over_draws(self.net, lambda _: self.net(*args, **kwargs), lambda *_: torch.zeros(1), 1, GIGABYTE)
+        with evaluating(self.net):
+            outputs = tree_map(lambda output: output.unsqueeze(0), self.net(*args, **kwargs))
         return predictive(self.likelihood, outputs, 1)
 
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
         """A fixed ensemble of ``draws`` weight draws, kept in memory and used again for every prediction."""
         check_count("Bayesian.ensemble", draws=draws)
-        return Ensemble(self.net, self.likelihood, self._draw_many(list(self._entries), self._key(0, 0, seed), draws))
+        parameters = self.engine().parameters
+        weights = draw_weights(parameters, self._key(0, 0, seed), draws)
+        return Ensemble(self.net, self.likelihood, dict(zip(parameters.by_name, weights, strict=True)))
 
     # --- what draws need ---------------------------------------------------------------------------------------------
 
-    def layout(self) -> Layout:
-        """Where everything stands now."""
+    def engine(self) -> Engine:
+        """What runs the network on drawn weights, under the model's own estimators."""
+        return self._engine("own", _rules(self.plan))
+
+    def _engine(self, purpose: str, rules: dict[str, Estimator]) -> Engine:
+        """The engine for ``purpose``, made once and revalidated at each use."""
         if torch.compiler.is_compiling():
-            return self._make_layout(self.plan)
+            return self._make_engine(rules)
         with lock(self.net):
-            if self._kept is None or not self._kept.holds(self.net):
-                self._kept = self._make_layout(self.plan)
-            return self._kept
+            engine = self._engines.get(purpose)
+            if engine is None or not engine.valid(self.net):
+                engine = self._engines[purpose] = self._make_engine(rules)
+            return engine
 
-    def _layout_with(self, estimator: Estimator | Mapping[str, Estimator]) -> Layout:
-        priors = {name: parameter.prior for name, parameter in self.layout().parameters.by_name.items()}
-        with lock(self.net):
-            return self._make_layout(make_plan(self.net, priors, estimator, lambda name, _: name in priors, True))
-
-    def _make_layout(self, plan: list[Entry]) -> Layout:
-        return Layout(self.net, self.likelihood, self.rho, self.centre if self.has_centre else None, plan)
+    def _make_engine(self, rules: dict[str, Estimator]) -> Engine:
+        priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
+        return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules)
 
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
-        if seed is not None:
-            check_count("Bayesian", least=0, seed=seed)
         for name, word in (("step", step), ("index", index)):
             if not isinstance(word, Tensor) and not (type(word) is int and 0 <= word < _WORDS):
                 raise invalid(name, "Bayesian.draw", f"an int in [0, {_WORDS})", word)
-        return Key(self.seed if seed is None else seed, step, index)
-
-    def _draw_many(self, names: list[str], key: Key, many: int) -> dict[str, Tensor]:
-        parameters = self.layout().parameters.subset(names)
-        return dict(zip(names, kernels.draw_many(parameters, key, many), strict=True))
+        return Key(self.seed if seed is None else _checked_seed(seed), step, index)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # a copy finds its own places
+        return {**self.__dict__, "_engines": {}}  # a copy finds its own tensors
 
     @property
     def has_centre(self) -> bool:
@@ -242,76 +267,19 @@ class Bayesian(nn.Module):
         return bool(self.centre._buffers or self.centre._modules)
 
 
-class Draw:
-    """A set of weights and its complexity.
+def _rules(entries: list[Specification]) -> dict[str, Estimator]:
+    """The estimators that are not ``shared``, by name."""
+    return {entry.name: entry.estimator for entry in entries if entry.estimator and entry.estimator != "shared"}
 
-    ``draw(x)`` runs the network with these weights, ``draw.weights`` are they, and ``draw.complexity()`` is
-    log q(w|theta) - log P(w) at them. Nothing is kept on the network, so draws never disturb each other. The weights
-    are drawn when first asked for, from the posterior as it then is.
-    """
 
-    def __init__(
-        self,
-        model: Bayesian,
-        key: Key,
-        layout: Layout | None = None,
-        moments: Mapping[str, Moments] | None = None,
-    ) -> None:
-        self._model = model
-        self._key = key
-        self._layout = model.layout() if layout is None else layout
-        self._moments = moments or {}
-        self._drawn: tuple[dict[str, Tensor], Tensor] | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the network at this draw."""
-        shared = self._layout.shared.names
-        return self.run_with([self.weights[name] for name in shared] if shared else [], args, kwargs)
-
-    def run_with(self, shared: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output with these weights for what is ``shared``, and the estimators' rules for the rest."""
-        layout = self._layout
-        if not layout.rules:
-            return call_with(layout.shared, shared, args, kwargs)
-        sites = {
-            parameter.q.mu: Site(
-                name,
-                number,
-                self._moments.get(name, parameter.q),
-                layout.rules[name],
-                functools.partial(self._weight, name),
-            )
-            for number, (name, parameter) in enumerate(layout.parameters.by_name.items())
-            if name in layout.rules
-        }
-        with Estimating(sites, self._key):
-            return call_with(layout.shared, shared, args, kwargs)
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
-        return self._draw()[0]
-
-    def complexity(self) -> Tensor:
-        """log q(w|theta) - log P(w) at this draw, over all Bayesian weights, in nats.
-
-        Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
-        """
-        return self._draw()[1]
-
-    def _draw(self) -> tuple[dict[str, Tensor], Tensor]:
-        if self._drawn is None:
-            parameters = self._layout.parameters
-            ws, complexity = kernels.sample(parameters, self._key)
-            self._drawn = dict(zip(parameters.by_name, ws, strict=True)), complexity
-        return self._drawn
-
-    def _weight(self, name: str) -> Tensor:
-        return self.weights[name]
+def _checked_seed(seed: int) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < _SEEDS:
+        raise invalid("seed", "Bayesian", f"an int in [0, {_SEEDS})", seed)
+    return seed
 
 
 def _adopt_seed(model: Bayesian, _: Any) -> None:
-    model.seed = int(model._seed)
+    model._seed_number = int(model._seed)
 
 
 def _check_net(net: object) -> None:
@@ -344,7 +312,7 @@ def _initial_rhos(
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
             for name, rho in rhos.items():
                 if net.get_parameter(name) is module.weight:
-                    rho[module.padding_idx] = CONSTANT  # padding stays what it is: a constant
+                    rho[module.padding_idx] = constant_rho(rho.dtype)  # padding stays what it is: a constant
     return rhos
 
 

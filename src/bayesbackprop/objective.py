@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayesbackprop._engine import all_fused
-from bayesbackprop._engine.leaves import Graph, connect, run
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -30,75 +28,57 @@ from bayesbackprop._errors import (
     tensors_of,
 )
 from bayesbackprop.complexity import minibatch_weights as checked_weights
-from bayesbackprop.layout import Layout
-from bayesbackprop.model import Bayesian, Draw
-from bayesbackprop.noise import Key, Word
+from bayesbackprop.model import Bayesian
+from bayesbackprop.noise import Word
 
 _OWNER = "FreeEnergy"
 
 
-class Cost:
-    """The cost of a minibatch: ``total = likelihood + complexity_weight * complexity``, in nats per example.
+class Cost(Tensor):
+    """The cost of a minibatch: a loss, total = likelihood + complexity_weight * complexity, in nats per example.
 
-    ``likelihood`` is the mean negative log-likelihood of an example; ``complexity`` the estimate of the whole
-    KL[q || P] in nats, not yet weighted. All four are tensors, the first three differentiable. What is not asked for is
-    not computed: training needs only :meth:`backward`. It unpacks: ``total, likelihood, complexity, weight = cost``.
+    It is a tensor like any other loss: ``cost.backward()``, ``float(cost)``, ``(cost / 4).backward()``. Its parts are
+    there by name, and it unpacks: ``total, likelihood, complexity, weight = cost``.
+
+    Args:
+        likelihood: The likelihood cost: the mean negative log-likelihood of an example.
+        complexity: The complexity cost: the estimate of the whole KL[q || P] in nats, not yet weighted.
+        complexity_weight: The weight of the complexity in the total.
     """
 
-    def __init__(self, parts: "Graph | tuple[Tensor, Tensor]", complexity_weight: float | Tensor) -> None:
-        self._graph: Graph | None = None
-        self._weight = complexity_weight
-        self._values: tuple[Tensor, Tensor, Tensor] | None = None
-        if isinstance(parts, Graph):
-            self._graph = parts
+    likelihood: Tensor
+    complexity: Tensor
+    _weight: float | Tensor
+
+    # What is computed from a cost is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __new__(cls, likelihood: Tensor, complexity: Tensor, complexity_weight: float | Tensor) -> "Cost":
+        if isinstance(complexity_weight, Tensor):
+            total = likelihood + complexity_weight.to(complexity) * complexity
         else:
-            likelihood, complexity = parts
-            self._weight = torch.as_tensor(complexity_weight, dtype=complexity.dtype, device=complexity.device)
-            self._values = likelihood + self._weight * complexity, likelihood, complexity
+            total = torch.add(likelihood, complexity, alpha=complexity_weight)
+        cost = total.as_subclass(cls)
+        cost.likelihood, cost.complexity, cost._weight = likelihood, complexity, complexity_weight
+        return cost
 
     @property
     def total(self) -> Tensor:
-        """What is minimised."""
-        return self._parts()[0]
-
-    @property
-    def likelihood(self) -> Tensor:
-        """The likelihood cost."""
-        return self._parts()[1]
-
-    @property
-    def complexity(self) -> Tensor:
-        """The complexity cost."""
-        return self._parts()[2]
+        """What is minimised: the cost itself."""
+        return self
 
     @property
     def complexity_weight(self) -> Tensor:
         """The weight of the complexity in the total."""
-        return torch.as_tensor(self._weight, dtype=self.total.dtype, device=self.total.device)
+        return torch.as_tensor(self._weight, dtype=self.complexity.dtype, device=self.complexity.device)
 
-    def backward(self, retain_graph: bool = False) -> None:
-        """Add the gradients of the total to the parameters' ``.grad``, as ``total.backward()`` but faster."""
-        if self._graph is None:
-            self.total.backward(retain_graph=retain_graph)
-        else:
-            self._graph.backward(retain_graph)
+    def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
+        return iter((self.total, self.likelihood, self.complexity, self.complexity_weight))
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((*self._parts(), self.complexity_weight))
-
-    def __repr__(self) -> str:
-        total, likelihood, complexity = (part.item() for part in self._parts())
-        return f"Cost({total=:.6g}, {likelihood=:.6g}, {complexity=:.6g}, weight={float(self._weight):.3g})"
-
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        if self._values is None:
-            assert self._graph is not None
-            self._values = connect(self._graph)
-        return self._values
-
-
-def _has_hooks(parameter: Tensor) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+    def __repr__(self, **_: Any) -> str:
+        parts = {name: getattr(self, name).item() for name in ("total", "likelihood", "complexity")}
+        shown = ", ".join(f"{name}={value:.6g}" for name, value in parts.items())
+        return f"Cost({shown}, weight={float(self.complexity_weight):.3g})"
 
 
 class FreeEnergy(nn.Module):
@@ -162,82 +142,69 @@ class FreeEnergy(nn.Module):
             with torch.no_grad():
                 model.complexity_closed()  # now, not at the first step, says which prior has none
 
-    def forward(self, inputs: Any, targets: Any, batch: int | None = None) -> Cost:
-        """The cost of a minibatch, with new noise at every call.
+    def forward(
+        self, inputs: Any, targets: Any, batch: int | None = None, *, n: int | None = None, step: int | None = None
+    ) -> Cost:
+        """The cost of a minibatch.
+
+        In training each call has new noise. In evaluation (``eval()``, or without gradients) nothing changes: neither
+        the noise nor the warm-up advances.
 
         Args:
             inputs: What the network takes: a tensor, a tuple of positional or a mapping of keyword arguments.
             targets: What the likelihood takes.
             batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
+            n: The number of examples in the whole training set, where it is not always the same, as in a stream.
+            step: Which step this is, from 1; for those who count themselves. None counts on.
         """
         args, kwargs = _arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        number = self._next_step(step)
+        weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
 
-        step = self.step + 1 if torch.compiler.is_compiling() else int(self.step) + 1
-        weight = self._complexity_weight(_examples(wanted or given) * ranks, batch, step)
+        model = self.model
+        draws = [model.draw(number, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
+        likelihood = _mean([draw.cost(model.likelihood, args, kwargs, targets) for draw in draws])
+        check_finite("likelihood cost", _OWNER, likelihood)
+        sampled = self.complexity == "sampled"
+        complexity = _mean([draw.complexity() for draw in draws]) if sampled else model.complexity_closed()
+        check_finite("complexity cost", _OWNER, complexity)
+        if self.training and torch.is_grad_enabled():
+            self.step.copy_(number) if isinstance(number, Tensor) else self.step.fill_(number)
+        return Cost(likelihood, complexity, weight)
 
-        model, layout = self.model, self.model.layout()
-        keys = [Key(model.seed, step, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
-        if self._takes_leaves(layout, [*given, *wanted]):
-            parameters, likelihood = layout.parameters, model.likelihood
-            passes = [run(layout.shared, parameters, likelihood, key, args, kwargs, targets) for key in keys]
-            for each in passes:
-                check_finite("likelihood cost", _OWNER, each.cost)
-            others = [tensor for tensor in layout.others if tensor.requires_grad]
-            cost = Cost(Graph(parameters, passes, others, float(weight)), weight)
-        else:
-            draws = [Draw(model, key, layout) for key in keys]
-            of_likelihood = _mean([model.likelihood.cost(draw(*args, **kwargs), targets) for draw in draws])
-            check_finite("likelihood cost", _OWNER, of_likelihood)
-            sampled = self.complexity == "sampled"
-            of_complexity = _mean([draw.complexity() for draw in draws]) if sampled else model.complexity_closed()
-            check_finite("complexity cost", _OWNER, of_complexity)
-            cost = Cost((of_likelihood, of_complexity), weight)
-        self.step.add_(1)
-        return cost
+    def _next_step(self, step: int | None) -> Word:
+        if step is not None:
+            check_count(f"{_OWNER}.forward", step=step)
+            return step
+        return self.step + 1 if torch.compiler.is_compiling() else int(self.step) + 1
 
-    def _takes_leaves(self, layout: Layout, data: list[Tensor]) -> bool:
-        """Whether the way from the weights to mu and rho can be taken in one call."""
-        parameters = layout.parameters
-        if (
-            self.complexity != "sampled"
-            or layout.rules
-            or not torch.is_grad_enabled()
-            or dist.is_initialized()  # where gradients are averaged by hooks of the graph
-            or not all_fused(parameters)
-        ):
-            return False
-        for tensor in data:
-            if tensor.requires_grad:
-                return False
-        for tensor in parameters.trained:
-            if not tensor.requires_grad or _has_hooks(tensor):
-                return False
-        return not any(map(_has_hooks, layout.others))
-
-    def _complexity_weight(self, examples: int, batch: int | None, step: Word) -> float | Tensor:
+    def _complexity_weight(self, examples: int, ranks: int, batch: int | None, step: Word, n: int) -> float | Tensor:
         """T * pi_i / |D_i|, and the warm-up."""
-        if examples > self.n:
-            constraint = f"the size of the training set, at least the {examples} examples of this minibatch"
-            raise invalid("n", _OWNER, constraint, self.n)
-        weight = self.temperature * self._share_per_example(examples, batch)
+        check_count(_OWNER, n=n)
+        if examples > -(-n // ranks):  # a DistributedSampler repeats examples so that all ranks have as many
+            constraint = f"the size of the training set, at least the {examples * ranks} examples of this minibatch"
+            raise invalid("n", _OWNER, constraint, n)
+        weight = self.temperature * self._share_per_example(examples * ranks, batch, n)
         if not self.warmup:
             return weight
         if isinstance(step, Tensor):
             return weight * (step.double() / self.warmup).clamp(max=1)
         return weight * min(1.0, step / self.warmup)
 
-    def _share_per_example(self, examples: int, batch: int | None) -> float | Tensor:
+    def _share_per_example(self, examples: int, batch: int | None, n: int) -> float | Tensor:
         """pi_i / |D_i|."""
         if self._pi is None:
             if batch is not None:
                 constraint = "left out with uniform weights, where all minibatches are alike"
                 raise invalid("batch", _OWNER, constraint, batch)
-            return 1 / self.n
+            return 1 / n
         assert self.batch_size is not None
+        if n != self.n:
+            raise invalid("n", f"{_OWNER}.forward", f"left out, or {self.n}, where minibatch weights are given", n)
         batches = len(self._pi)
         if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch < batches:
             raise invalid("batch", _OWNER, f"the number of the minibatch in its epoch, an int in [0, {batches})", batch)

@@ -2,7 +2,7 @@
 
 mu is the user's own parameter. rho is ours, one number per weight, and sigma = log(1 + exp(rho)).
 
-A rho below -1e6 marks a *constant* weight: sigma is exactly 0, the weight is neither drawn nor trained any more and
+A rho below -1000 marks a *constant* weight: sigma is exactly 0, the weight is neither drawn nor trained any more and
 costs nothing. Pruned weights and the padding row of an embedding are such.
 """
 
@@ -21,9 +21,8 @@ _LOG_2PI = math.log(2 * math.pi)
 
 # Below this, log(1 + exp(rho)) is exp(rho) to within 1e-9 of itself, and its logarithm is rho.
 _EXPONENTIAL_BELOW = -20.0
-# Below this a weight is constant. CONSTANT is so far below that no weight decay brings it back (and -inf becomes NaN).
-_CONSTANT_BELOW = -1e6
-CONSTANT = -1e30
+# Below this a weight is constant: exp(rho) is exactly 0 in every type from here on, and float16 can hold the number.
+_CONSTANT_BELOW = -1000.0
 # Above this, log(1 + exp(rho)) is rho to the last bit of a double.
 _LINEAR_ABOVE = 40.0
 
@@ -31,6 +30,11 @@ _LINEAR_ABOVE = 40.0
 def softplus(rho: Tensor) -> Tensor:
     """log(1 + exp(rho)), without overflow."""
     return F.softplus(rho, threshold=_LINEAR_ABOVE)
+
+
+def constant_rho(dtype: torch.dtype) -> float:
+    """The rho of constant weights: so far down that weight decay does not bring it back, but not -inf, nor NaN later."""
+    return max(-1e30, torch.finfo(dtype).min / 2)
 
 
 def log_softplus(rho: Tensor) -> Tensor:

@@ -7,22 +7,18 @@ information of label and weights; for numbers the whole is the variance, split b
 
 import copy
 import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributions, nn
-from torch.func import vmap
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from bayesbackprop._engine import Slots, call_with, evaluating, over_draws
 from bayesbackprop._errors import check_batch, check_count, check_probability, invalid, tensor_shape, tensors_of
 from bayesbackprop.likelihoods import Likelihood
-from bayesbackprop.swap import Places, call_with, lock
 
 # What predictions may hold at a time unless told otherwise.
 GIGABYTE = 2**30
@@ -203,22 +199,22 @@ class Ensemble:
         self.net = copy.deepcopy(net)  # what is not random must not change either
         self.likelihood = copy.deepcopy(likelihood)
         self.weights = dict(weights)
-        self._places = Places(self.net, list(self.weights))
+        self._slots = Slots(self.net, list(self.weights))
         self.draws = len(next(iter(self.weights.values())))
 
     def __call__(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Any:
         """The outputs of all the draws, stacked along a new first dimension."""
         check_count("Ensemble", memory=memory)
-
         check_batch("inputs", "Ensemble", tensors_of((args, kwargs)))
 
         def run(weights: list[Tensor]) -> Any:
-            return call_with(self._places, weights, args, kwargs)
+            return call_with(self._slots, weights, args, kwargs)
 
         def chunk(start: int, stop: int) -> list[Tensor]:
             return [weight[start:stop] for weight in self.weights.values()]
 
-        return over_draws(self.net, run, chunk, self.draws, memory)
+        with evaluating(self.net):
+            return over_draws(run, chunk, self.draws, memory)
 
     def predict(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Predictive:
         """The predictive distribution of the ensemble."""
@@ -232,69 +228,6 @@ def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
     if isinstance(components, (distributions.Categorical, distributions.Bernoulli)):
         return ClassPredictive(components, draws)
     return ValuePredictive(components, draws)
-
-
-def over_draws(
-    net: nn.Module, run: Callable[[Any], Any], chunk: Callable[[int, int], Any], draws: int, memory: int
-) -> Any:
-    """``run`` on each of ``draws`` entries, stacked; ``chunk(start, stop)`` gives some of them, as stacked tensors.
-
-    The first runs alone and shows how much one needs; the rest run in parallel by ``vmap``, as many at a time as fit
-    into ``memory`` bytes. Where a layer has no ``vmap`` rule (recurrent ones) they run one after the other.
-    """
-
-    def one(index: int) -> Any:
-        return tree_map(
-            lambda output: output.unsqueeze(0), run(tree_map(lambda item: item[0], chunk(index, index + 1)))
-        )
-
-    with evaluating(net):
-        with _Allocations() as allocations:
-            results = [one(0)]
-        at_a_time = memory // max(1, allocations.total)
-        start, parallel = 1, at_a_time > 1
-        while start < draws:
-            stop = min(draws, start + at_a_time) if parallel else start + 1
-            if parallel:
-                try:
-                    with warnings.catch_warnings():
-                        # Where vmap falls back to a loop of its own it warns; ours is simpler and as fast.
-                        warnings.filterwarnings("error", message="There is a performance drop")
-                        results.append(vmap(run, randomness="different")(chunk(start, stop)))
-                except (RuntimeError, UserWarning):  # the first draw ran, so it is vmap that cannot
-                    parallel = False
-                    continue
-            else:
-                results.append(one(start))
-            start = stop
-        return tree_map(lambda *parts: torch.cat(parts), *results)
-
-
-class _Allocations(TorchDispatchMode):
-    """Adds up the bytes of all results while active: no less than what they can hold at any one time."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.total += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        return result
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients, for this thread alone, and every module back to the mode it was in."""
-    with lock(net):
-        training = [module for module in net.modules() if module.training]
-        net.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for module in training:
-                module.training = True
 
 
 def _levels(q: Sequence[float], like: Tensor) -> Tensor:

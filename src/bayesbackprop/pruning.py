@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesbackprop._errors import Described, check_finite, check_probability, invalid
 from bayesbackprop.model import Bayesian
-from bayesbackprop.posterior import CONSTANT, WeightPosterior
+from bayesbackprop.posterior import WeightPosterior, constant_rho
 
 __all__ = ["forget_momentum", "prune", "snr", "threshold", "weights_left"]
 
@@ -46,7 +46,7 @@ def prune(model: Bayesian, fraction: float) -> Bayesian:
     with torch.no_grad():
         for q, part in zip(posteriors, goes.split([q.numel for q in posteriors]), strict=True):
             q.mu.masked_fill_(part.view_as(q.mu), 0)
-            q.rho.masked_fill_(part.view_as(q.mu), CONSTANT)
+            q.rho.masked_fill_(part.view_as(q.mu), constant_rho(q.rho.dtype))
     return pruned
 
 

@@ -12,10 +12,10 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from bayesbackprop import likelihoods, priors
+from bayesbackprop._engine.rules import Estimator
 from bayesbackprop._errors import Described, invalid, tensor_shape
 from bayesbackprop._files import read_tensors, write_atomically
 from bayesbackprop._version import __version__
-from bayesbackprop.estimators import Estimator
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.priors import Prior

@@ -23,17 +23,24 @@
 #define CLONES
 #endif
 
-#define CONSTANT(rho) ((rho) < -1000000) /* as in posterior.py */
+#define CONSTANT(rho) ((rho) < -1000) /* as in posterior.py */
 
-enum { NONE, NORMAL, MIXTURE, LAPLACE };
+/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it. */
+#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE)
+#define AS_CONSTANT(name) name,
+enum { PRIORS(AS_CONSTANT) };
 
-/* One row of the table Python hands over: 13 fields of 8 bytes.  A kernel reads only the pointers it needs. */
-typedef struct {
-    int64_t n, stream;
-    void *mu, *rho, *w, *gw, *gmu, *grho, *centre; /* centre may be null */
-    int64_t kind;
-    double a, b, c; /* Normal: sigma; mixture: pi, sigma1, sigma2; Laplace: scale */
-} Param;
+/* One row of the table that Python hands over, fields of 8 bytes each.  This is their only definition: Python is handed
+ * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
+ *   wide: the tensors are float64, else float32;  centre may be null;  a, b, c: the numbers of the prior
+ *   (Normal: sigma; mixture: pi, sigma1, sigma2; Laplace: scale). */
+#define FIELDS(INTEGER, POINTER, REAL_NUMBER) \
+    INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(kind) REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
+    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gmu) POINTER(grho)
+#define AS_INTEGER(name) int64_t name;
+#define AS_POINTER(name) void *name;
+#define AS_REAL(name) double name;
+typedef struct { FIELDS(AS_INTEGER, AS_POINTER, AS_REAL) } Param;
 
 #define MULTIPLIER0 0xD2511F53u
 #define MULTIPLIER1 0xCD9E8D57u
@@ -46,7 +53,7 @@ typedef struct {
     Key key;
     uint32_t draw;
     double gc;    /* backward: the gradient of the complexity */
-    int64_t many; /* draw_many: how many draws */
+    int64_t many; /* draws: how many */
 } Call;
 
 /* Philox4x32-10 at the counters (first + j, stream, step, draw) for j < count, a multiple of 8. */
@@ -147,52 +154,51 @@ typedef double Kernel(const Call *, const Param *, int64_t first, int64_t count)
 
 static int64_t chunks(const Param *p) { return (p->n + CHUNK - 1) / CHUNK; }
 
-static double one_chunk(Kernel *kernel, const Call *call, const Param *p, int64_t c) {
+static double one_chunk(Kernel *const kernels[2], const Call *call, const Param *p, int64_t c) {
     for (; c >= chunks(p); p++) c -= chunks(p);
     int64_t first = c * CHUNK;
-    return kernel(call, p, first, p->n - first < CHUNK ? p->n - first : CHUNK);
+    return kernels[p->wide](call, p, first, p->n - first < CHUNK ? p->n - first : CHUNK);
 }
 
 /* Runs the kernel over every parameter and sums what the chunks return, always in the same order. */
-static double run(Kernel *kernel, const Call *call, const Param *table, int64_t rows, int threads) {
+static double run(Kernel *const kernels[2], const Call *call, const Param *table, int64_t rows, int threads) {
     int64_t count = 0;
     double total = 0;
     for (int64_t i = 0; i < rows; i++) count += chunks(table + i);
     double *sums = threads > 1 ? malloc(count * sizeof(double)) : NULL;
     if (!sums) {
-        for (int64_t c = 0; c < count; c++) total += one_chunk(kernel, call, table, c);
+        for (int64_t c = 0; c < count; c++) total += one_chunk(kernels, call, table, c);
         return total;
     }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t c = 0; c < count; c++) sums[c] = one_chunk(kernel, call, table, c);
+    for (int64_t c = 0; c < count; c++) sums[c] = one_chunk(kernels, call, table, c);
     for (int64_t c = 0; c < count; c++) total += sums[c];
     free(sums);
     return total;
 }
 
-/* Arguments of every function: table (bytearray), double (bool), threads, seed, step, draw, and one of its own. */
+/* Arguments of every function: table (bytearray), threads, seed, step, draw, and one of its own. */
 static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssize_t n) {
-    if (n != 7) return PyErr_Format(PyExc_TypeError, "expected 7 arguments, got %zd", n);
+    if (n != 6) return PyErr_Format(PyExc_TypeError, "expected 6 arguments, got %zd", n);
     Py_ssize_t size = PyByteArray_Check(args[0]) ? PyByteArray_Size(args[0]) : -1;
     if (size % (Py_ssize_t)sizeof(Param)) return PyErr_Format(PyExc_TypeError, "the table must be a bytearray of rows of %zu bytes", sizeof(Param));
     int64_t rows = size / (Py_ssize_t)sizeof(Param), total = 0;
-    int wide = PyObject_IsTrue(args[1]);
-    long threads = PyLong_AsLong(args[2]);
-    uint64_t seed = PyLong_AsUnsignedLongLongMask(args[3]);
-    uint32_t step = (uint32_t)PyLong_AsUnsignedLongMask(args[4]), draw = (uint32_t)PyLong_AsUnsignedLongMask(args[5]);
-    double own = PyFloat_AsDouble(args[6]);
+    long threads = PyLong_AsLong(args[1]);
+    uint64_t seed = PyLong_AsUnsignedLongLongMask(args[2]);
+    uint32_t step = (uint32_t)PyLong_AsUnsignedLongMask(args[3]), draw = (uint32_t)PyLong_AsUnsignedLongMask(args[4]);
+    double own = PyFloat_AsDouble(args[5]);
     if (PyErr_Occurred()) return NULL;
     Call call = {{(uint32_t)seed, (uint32_t)(seed >> 32), step}, draw, own, (int64_t)own};
     Param *table = malloc(size + 1); /* a copy: Python may change its own while the GIL is released */
     if (!table) return PyErr_NoMemory();
     memcpy(table, PyByteArray_AsString(args[0]), size);
-    for (int64_t i = 0; i < rows; i++) total += table[i].n;
+    for (int64_t i = 0; i < rows; i++) total += table[i].n, table[i].wide = !!table[i].wide;
     double result;
     if (total < PARALLEL_FROM) {
-        result = run(kernels[wide], &call, table, rows, 1);
+        result = run(kernels, &call, table, rows, 1);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        result = run(kernels[wide], &call, table, rows, (int)threads);
+        result = run(kernels, &call, table, rows, (int)threads);
         Py_END_ALLOW_THREADS
     }
     free(table);
@@ -205,22 +211,20 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
         return launch(kernels, args, n);                                              \
     }
 FUNCTION(draw)
-FUNCTION(complexity)
+FUNCTION(draws)
 FUNCTION(backward)
 FUNCTION(variance)
 FUNCTION(normal)
 FUNCTION(signs)
-FUNCTION(draw_many)
 
 #define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, doc}
 static PyMethodDef methods[] = {
-    METHOD(draw, "(table, double, threads, seed, step, draw, 0): w = mu + softplus(rho) * eps"),
-    METHOD(complexity, "(table, double, threads, 0, 0, 0, 0) -> log q(w|theta) - log P(w)"),
-    METHOD(backward, "(table, double, threads, 0, 0, 0, gc) -> complexity: gmu and grho from gw"),
-    METHOD(variance, "(table, double, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
-    METHOD(normal, "(table, double, threads, seed, step, draw, 0): w = eps"),
-    METHOD(signs, "(table, double, threads, seed, step, draw, 0): w = random signs"),
-    METHOD(draw_many, "(table, double, threads, seed, step, draw, many): w[k] = mu + softplus(rho) * eps of draw + k"),
+    METHOD(draw, "(table, threads, seed, step, draw, 0) -> log q(w|theta) - log P(w): w = mu + softplus(rho) * eps"),
+    METHOD(draws, "(table, threads, seed, step, draw, many): w[k] = mu + softplus(rho) * eps of draw + k"),
+    METHOD(backward, "(table, threads, 0, 0, 0, gc): gmu and grho from gw"),
+    METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
+    METHOD(normal, "(table, threads, seed, step, draw, 0): w = eps"),
+    METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cpu", NULL, 0, methods, NULL, NULL, NULL, NULL};
@@ -228,5 +232,15 @@ PyMODINIT_FUNC PyInit__cpu(void) {
 #ifdef X86
     if (__builtin_cpu_supports("avx2")) philox = philox_avx2;
 #endif
-    return PyModule_Create(&module);
+    PyObject *m = PyModule_Create(&module);
+    /* "name:type" of each field, in the letters of Python's struct, and the names of the priors. */
+#define IN_Q(name) #name ":q "
+#define IN_D(name) #name ":d "
+#define IN_WORDS(name) #name " "
+    if (m && (PyModule_AddStringConstant(m, "FIELDS", FIELDS(IN_Q, IN_Q, IN_D)) ||
+              PyModule_AddStringConstant(m, "PRIORS", PRIORS(IN_WORDS)))) {
+        Py_DECREF(m);
+        return NULL;
+    }
+    return m;
 }

@@ -1,160 +1,100 @@
-"""The fast twin: ``fused.c`` as torch sees it. All tensors are contiguous and on the CPU; ``kernels`` sees to that."""
+"""The kernels in C (``cpu.c``) as torch sees them: float32 and float64 on the CPU."""
 
+import struct
+import threading
+from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesbackprop._engine.parameter import ROW, Parameters
+from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters
 from bayesbackprop.noise import Key
 
 try:
-    from bayesbackprop._engine import _cpu as _fused  # type: ignore[attr-defined]
+    from bayesbackprop._engine import _cpu  # type: ignore[attr-defined]
 except ImportError:  # installed without a compiler
-    _fused = None
+    _cpu = None
 
 TYPES = (torch.float32, torch.float64)
-
-# Where the addresses stand in a row of the table, in words of 8 bytes.
-_WORDS = ROW.size // 8
-_MU, _RHO, _W, _GW, _GMU, _GRHO, _CENTRE = range(2, 9)
 
 # Of kernels that draw nothing.
 _NO_KEY = Key(0)
 
+if _cpu is not None:
+    # The row of the table of parameters is defined in cpu.c alone.
+    _NAMES, _LETTERS = zip(*(field.split(":") for field in _cpu.FIELDS.split()), strict=True)
+    _ROW = struct.Struct("=" + "".join(_LETTERS))
+    _WORDS = len(_NAMES)  # of 8 bytes each
+    _MU, _RHO, _CENTRE, _W, _GW, _GMU, _GRHO = map(_NAMES.index, ("mu", "rho", "centre", "w", "gw", "gmu", "grho"))
+    _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
+
 
 def available() -> bool:
     """Whether the compiled kernels are there."""
-    return _fused is not None
+    return _cpu is not None
 
 
-def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype) -> Tensor:
-    """Standard normal numbers: the twin of ``noise.normal``."""
-    return _fill(_fused.normal, torch.empty(shape, dtype=dtype), key, stream)
+def takes(tensors: Sequence[Tensor]) -> bool:
+    """Whether the kernels can read all of these: no subclass whose memory is not its own, strided, of known types."""
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind is not nn.Parameter and kind is not Tensor:
+            return False
+        if tensor.dtype not in TYPES or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return False
+    return True
 
 
-def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype) -> Tensor:
-    """Random signs: the twin of ``noise.signs``."""
-    return _fill(_fused.signs, torch.empty(shape, dtype=dtype), key, stream)
+def normal(out: Tensor, key: Key, stream: int) -> Tensor:
+    """Fill the contiguous ``out`` with standard normal numbers: the twin of ``noise.normal``."""
+    return _fill(_cpu.normal, out, key, stream)
 
 
-@torch.library.custom_op("bayesbackprop::normal", mutates_args=())
-def _normal_of_draw(draw: Tensor, seed: int, step: int, stream: int, shape: Sequence[int], double: bool) -> Tensor:
-    dtype = torch.float64 if double else torch.float32
-    return normal(tuple(shape), Key(seed, step, int(draw)), stream, dtype)
+def signs(out: Tensor, key: Key, stream: int) -> Tensor:
+    """Fill the contiguous ``out`` with random signs: the twin of ``noise.signs``."""
+    return _fill(_cpu.signs, out, key, stream)
 
 
-@_normal_of_draw.register_vmap
-def _(
-    info: Any,  # noqa: ARG001
-    in_dims: tuple[int | None, ...],
-    draw: Tensor,
-    seed: int,
-    step: int,
-    stream: int,
-    shape: Sequence[int],
-    double: bool,
-) -> tuple[Tensor, int]:
-    assert in_dims[0] == 0
-    out = torch.empty((len(draw), *shape), dtype=torch.float64 if double else torch.float32)
-    for index, each in zip(draw.tolist(), out, strict=True):
-        _fill(_fused.normal, each, Key(seed, step, index), stream)
-    return out, 0
+def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
+    """The weights of all ``parameters``, and log q(w|theta) - log P(w) over all, P of the known priors alone."""
+    ws = buffers(parameters, "weights", parameters.mus)
+    return ws, _launch(_cpu.draw, parameters, {_W: ws}, key)
 
 
-def normal_in_vmap(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype) -> Tensor:
-    """As :func:`normal`, where ``vmap`` runs over the number of the draw."""
-    assert isinstance(key.draw, Tensor)
-    numbers: Tensor = _normal_of_draw(key.draw, key.seed, int(key.step), stream, shape, dtype == torch.float64)
-    return numbers
-
-
-def draw(parameters: Parameters, key: Key) -> list[Tensor]:
-    """The weights of all ``parameters``."""
-    ws = parameters.room_for_weights.take(parameters.mus)
-    _launch(_fused.draw, parameters, {_W: ws}, key)
-    return ws
-
-
-def complexity(parameters: Parameters, ws: Sequence[Tensor]) -> float:
-    """log q(w|theta) - log P(w) over all weights, as they were drawn."""
-    return _launch(_fused.complexity, parameters, {_W: ws})
-
-
-def variance(parameters: Parameters) -> list[Tensor]:
-    """sigma^2 of each parameter."""
-    squares = [torch.empty_like(mu) for mu in parameters.mus]
-    _launch(_fused.variance, parameters, {_W: squares})
-    return squares
-
-
-def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
+def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
     ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
-    _launch(_fused.draw_many, parameters, {_W: ws}, key, float(many))
+    _launch(_cpu.draws, parameters, {_W: ws}, key, float(many))
     return ws
 
 
 def backward(
-    parameters: Parameters, ws: Sequence[Tensor], gradients: Sequence[Tensor], complexity_gradient: float
-) -> tuple[list[Tensor], float]:
-    """Delta_rho of each parameter from df/dw, which becomes Delta_mu in place; and the complexity.
-
-    (3), (4): Delta_mu = df/dw + df/dmu, Delta_rho = df/dw * eps / (1 + exp(-rho)) + df/drho.
-    """
-    to_rho = parameters.room_for_gradients.take(gradients)
-    columns = {_W: ws, _GW: gradients, _GMU: gradients, _GRHO: to_rho}
-    return to_rho, _launch(_fused.backward, parameters, columns, last=complexity_gradient)
-
-
-def dense(gradient: Tensor | None, w: Tensor) -> Tensor:
-    """A gradient of ``w`` as the kernels take it: there, strided and contiguous."""
-    if gradient is None:
-        return torch.zeros_like(w)
-    return (gradient.to_dense() if gradient.is_sparse else gradient).contiguous()
+    parameters: Parameters,
+    ws: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    complexity_gradient: float,
+    to_mu: Sequence[Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(3), (4): Delta_mu and Delta_rho of each parameter from df/dw, into ``to_mu``, which may be ``gradients``."""
+    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
+    columns = {_W: ws, _GW: gradients, _GMU: to_mu, _GRHO: to_rho}
+    _launch(_cpu.backward, parameters, columns, own=complexity_gradient)
+    return list(to_mu), to_rho
 
 
-def refuse_second_derivatives() -> None:
-    """To be called in a backward pass: the kernels have no derivative of their own."""
-    if torch.is_grad_enabled():  # which in a backward pass means create_graph=True
-        raise RuntimeError(
-            "The fused kernels cannot be differentiated twice. Compute the cost inside "
-            "`with bayesbackprop._engine.plain():` to use create_graph=True."
-        )
-
-
-class _Sample(torch.autograd.Function):
-    """The weights and their complexity as a function of all mu and rho."""
-
-    @staticmethod
-    def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
-        ws = draw(parameters, key)
-        ctx.parameters = parameters
-        ctx.save_for_backward(*ws, *parameters.mus, *parameters.rhos)  # all, so that a change in between is noticed
-        ctx.set_materialize_grads(False)
-        return (*ws, ws[0].new_tensor(complexity(parameters, ws)))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives()
-        *of_ws, of_cost = gradients
-        ws = ctx.saved_tensors[: len(of_ws)]
-        # Copies: what autograd hands over may be seen by others as well.
-        to_mu = [dense(gradient, w).clone() for w, gradient in zip(ws, of_ws, strict=True)]
-        to_rho, _ = backward(ctx.parameters, ws, to_mu, 0.0 if of_cost is None else float(of_cost))
-        return (None, None, *to_mu, *to_rho)
-
-
-def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
-    """The weights of all ``parameters`` and their complexity, differentiably."""
-    *ws, cost = _Sample.apply(parameters, key, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
-    return ws, cost
+def variances(parameters: Parameters) -> list[Tensor]:
+    """sigma^2 of each parameter."""
+    squares = [torch.empty_like(mu, memory_format=torch.contiguous_format) for mu in parameters.mus]
+    _launch(_cpu.variance, parameters, {_W: squares})
+    return squares
 
 
 def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int) -> Tensor:
-    row = bytearray(ROW.pack(out.numel(), stream, 0, 0, out.data_ptr(), 0, 0, 0, 0, 0, 0.0, 0.0, 0.0))
-    kernel(row, out.dtype == torch.float64, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), 0.0)
+    row = dict.fromkeys(_NAMES, 0) | {"n": out.numel(), "stream": stream, "w": out.data_ptr()}
+    row["wide"] = out.dtype is torch.float64
+    table = bytearray(_ROW.pack(*row.values()))
+    kernel(table, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), 0.0)
     return out
 
 
@@ -163,18 +103,73 @@ def _launch(
     parameters: Parameters,
     columns: dict[int, Sequence[Tensor]],
     key: Key = _NO_KEY,
-    last: float = 0.0,
+    own: float = 0.0,
 ) -> float:
-    table = bytearray(parameters.table)
+    table = bytearray(_table(parameters))
     words = memoryview(table).cast("q")
-    for column, tensors in ((_MU, parameters.mus), (_RHO, parameters.rhos), *columns.items()):
-        at = column
-        for tensor in tensors:
-            words[at] = tensor.data_ptr()
-            at += _WORDS
-    for number, parameter in enumerate(parameters.each):
-        if parameter.centre is not None:
-            words[number * _WORDS + _CENTRE] = parameter.centre.data_ptr()
+    held: list[Tensor] = []  # contiguous copies, which must live until the kernel has read them
+    read = ((_MU, parameters.mus), (_RHO, parameters.rhos), (_CENTRE, parameters.centres))
+    for column, tensors in (*read, *columns.items()):
+        if tensors:
+            addresses = [t.data_ptr() if t.is_contiguous() else _address_of_copy(t, held) for t in tensors]
+            words[column::_WORDS] = array("q", addresses)
     words.release()
-    double = parameters.mus[0].dtype == torch.float64
-    return kernel(table, double, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), last)
+    return kernel(table, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), own)
+
+
+def _address_of_copy(tensor: Tensor, held: list[Tensor]) -> int:
+    held.append(tensor.contiguous())
+    return held[-1].data_ptr()
+
+
+def _table(parameters: Parameters) -> bytes:
+    """The table of the kernels, with no addresses in it; made anew where a type has changed."""
+    types = [mu.dtype for mu in parameters.mus]
+    known, table = parameters.cache.get("table", (None, b""))
+    if known != types:
+        row = dict.fromkeys(_NAMES, 0)
+        rows: list[bytes] = []
+        for p, dtype in zip(parameters.each, types, strict=True):
+            kind, a, b, c = p.prior_numbers
+            row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": dtype is torch.float64}
+            row |= {"kind": _KINDS[kind], "a": a, "b": b, "c": c}
+            rows.append(_ROW.pack(*row.values()))
+        table = b"".join(rows)
+        parameters.cache["table"] = types, table
+    return table
+
+
+# --- memory that is used again ---------------------------------------------------------------------------------------
+
+# How many tensors share a storage. Torch has no public name for it; where it does not say, memory is always new.
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+# Threads take turns.
+_taking = threading.Lock()
+
+
+def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> list[Tensor]:
+    """Contiguous tensors like these, with whatever is in them: those of the last call, if nobody holds them any more.
+
+    What a training step frees is tens of megabytes, which the C library hands back to the operating system; paging it
+    in again at the next step takes up to a third of a plain one.
+    """
+    with _taking:
+        kept: list[Tensor] = parameters.cache.setdefault(purpose, [])
+        if len(kept) != len(like):
+            kept[:] = map(_empty, like)
+        for number, (buffer, wanted) in enumerate(zip(kept, like, strict=True)):
+            if buffer.dtype is not wanted.dtype or buffer.shape != wanted.shape or _is_held(buffer):
+                kept[number] = _empty(wanted)
+        return [buffer.detach() for buffer in kept]
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty_like(like, requires_grad=False, memory_format=torch.contiguous_format)
+
+
+def _is_held(tensor: Tensor) -> bool:
+    # One count is the tensor's own, one that of the storage object asked. Other processes are not counted.
+    storage = tensor.untyped_storage()
+    held = _use_count is None or storage.is_shared() or _use_count(storage._cdata) > 2
+    return held or tensor.is_inference()  # which could not be trained with

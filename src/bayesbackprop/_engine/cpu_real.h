@@ -1,4 +1,4 @@
-/* The arithmetic of every kernel for one real type.  fused.c includes this file twice, with
+/* The arithmetic of every kernel for one real type.  cpu.c includes this file twice, with
  *   REAL, UINT      the type and the unsigned integer of its size       R(x)     a literal of that type
  *   NAME(x)         x with the suffix of the type                       MANTISSA the stored bits of its mantissa
  *   EXP_LIMIT       where exp(-x) stops falling (while still normal)    EXP ...  coefficients of minimax polynomials
@@ -108,108 +108,118 @@ INLINE NAME(Prior) NAME(prior)(const Param *p) {
     return r; /* constant: of log P(v) + log(2 pi) / 2, the part without v */
 }
 
-/* slope = -d log P(v) / dv.  Returns the sum of -log P(v), but for the constant and for sum(log factor). */
-INLINE REAL NAME(prior_terms)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope, REAL *factor) {
+/* slope = -d log P(v) / dv. */
+INLINE void NAME(prior_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope) {
+    REAL p1 = r->p1, p2 = r->p2, a = r->a1 - r->a2, b = (p2 - p1) / 2;
+    if (kind == NORMAL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) slope[j] = v[j] * p1;
+    } else if (kind == LAPLACE) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) slope[j] = v[j] > 0 ? p1 : v[j] < 0 ? -p1 : v[j];
+    } else if (kind == MIXTURE) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) { /* both components over the larger one */
+            REAL d = a + b * (v[j] * v[j]), t = NAME(exp_minus)(d);
+            slope[j] = v[j] * ((d < 0 ? p1 * t + p2 : p1 + p2 * t) / (1 + t));
+        }
+    } else memset(slope, 0, m * sizeof(REAL));
+}
+
+/* The sum of -log P(v), but for the constant and for the logarithms of what each factor is multiplied by. */
+INLINE REAL NAME(prior_cost)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *factor) {
     REAL sum = 0, p1 = r->p1, p2 = r->p2, a1 = r->a1, a2 = r->a2, a = a1 - a2, b = (p2 - p1) / 2;
-    if (kind != MIXTURE)
-        for (int j = 0; j < m; j++) factor[j] = 1;
     if (kind == NORMAL) {
 #pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) slope[j] = v[j] * p1, sum += v[j] * v[j] * p1 / 2;
+        for (int j = 0; j < m; j++) sum += v[j] * v[j] * p1 / 2;
     } else if (kind == LAPLACE) {
 #pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) slope[j] = v[j] > 0 ? p1 : v[j] < 0 ? -p1 : v[j], sum += ABS(v[j]) * p1;
+        for (int j = 0; j < m; j++) sum += ABS(v[j]) * p1;
     } else if (kind == MIXTURE) {
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < m; j++) { /* the larger component times 1 + t */
-            REAL q = v[j] * v[j], d = a + b * q, t = NAME(exp_minus)(d);
-            REAL top = d < 0 ? p1 * t + p2 : p1 + p2 * t;
-            slope[j] = v[j] * (top / (1 + t));
-            factor[j] = 1 + t;
+            REAL q = v[j] * v[j], d = a + b * q;
+            factor[j] *= 1 + NAME(exp_minus)(d);
             sum += d < 0 ? q * p2 / 2 - a2 : q * p1 / 2 - a1;
         }
-    } else memset(slope, 0, m * sizeof(REAL));
+    }
     return sum;
 }
 
-/* w = mu + sigma * eps over elements [first, first + count) of one parameter. */
-CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; i += BLOCK) {
-        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i;
-        REAL *w = (REAL *)p->w + i, eps[BLOCK];
-        NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
-#pragma omp simd
-        for (int j = 0; j < m; j++) {
-            REAL t, scale;
-            w[j] = mu[j] + NAME(softplus)(1, rho[j], &t, &scale) * eps[j];
-        }
-    }
-    return 0;
-}
-
-/* The gradients of mu and rho in one block from gw, that of w (which gmu may overwrite), and gc, that of the complexity
- * log q(w|theta) - log P(w), which is returned.  The noise is recovered, not generated again: sigma * eps is w - mu, to
- * the rounding of the w that was really used.  Only a mixed block has constant weights: two loops out of one source. */
+/* Only a mixed block has constant weights: each of the two functions below is two loops out of one source. */
 #define FIXED(rho) (mixed && CONSTANT(rho))
-INLINE double NAME(backward_terms)(const int mixed, const Param *p, const NAME(Prior) *prior, int64_t i, int m, REAL gc, const REAL *gw, REAL *gmu, REAL *grho) {
-    const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
-    const REAL *centre = (const REAL *)p->centre;
-    REAL v[BLOCK], slope[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
-    memcpy(v, w, m * sizeof(REAL));
+
+/* w = mu + sigma * eps in one block.  Returns log q(w|theta) - log P(w), with the eps that was drawn: w - mu would lose
+ * it where sigma is below the spacing of floats around mu. */
+INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p, const NAME(Prior) *prior, int64_t i, int m) {
+    const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
+    REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
+    NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
+#pragma omp simd reduction(+ : sum, constants)
+    for (int j = 0; j < m; j++) {
+        REAL t, scale, sigma = NAME(softplus)(mixed, rho[j], &t, &scale), low = rho[j] < 0 ? rho[j] : 0;
+        v[j] = w[j] = mu[j] + sigma * eps[j];
+        sum -= FIXED(rho[j]) ? 0 : R(0.5) * eps[j] * eps[j] + low;
+        factor[j] = FIXED(rho[j]) ? 1 : scale;
+        constants += FIXED(rho[j]) ? R(1.0) : R(0.0);
+    }
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
     if (mixed)
         for (int j = 0; j < m; j++) v[j] = FIXED(rho[j]) ? 0 : v[j];
-    double total = NAME(prior_terms)(p->kind, prior, m, v, slope, factor);
-#pragma omp simd reduction(+ : sum, constants)
-    for (int j = 0; j < m; j++) {
-        REAL t, scale, low = rho[j] < 0 ? rho[j] : 0, sigma = NAME(softplus)(mixed, rho[j], &t, &scale);
-        REAL g = gw[j] + gc * slope[j], h = (g * (w[j] - mu[j]) - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
-        gmu[j] = FIXED(rho[j]) ? 0 : g;
-        grho[j] = FIXED(rho[j]) ? 0 : h;
-        low = FIXED(rho[j]) ? 0 : low, scale = FIXED(rho[j]) ? 1 : scale, sigma = FIXED(rho[j]) ? 1 : sigma;
-        constants += FIXED(rho[j]) ? R(1.0) : R(0.0);
-        REAL eps = (w[j] - mu[j]) / sigma;
-        sum -= R(0.5) * eps * eps + low;
-        factor[j] *= scale;
-    }
+    double total = NAME(prior_cost)(p->kind, prior, m, v, factor);
     for (int j = m; j < BLOCK; j++) factor[j] = 1;
 #pragma omp simd reduction(+ : logs)
     for (int j = 0; j < BLOCK / 4; j++) /* one logarithm for four factors */
         logs += NAME(log)(factor[j] * factor[j + BLOCK / 4] * (factor[j + BLOCK / 2] * factor[j + BLOCK / 4 * 3]));
-    if (constants) { /* they were counted as random weights at 0 with sigma = 1 and eps = 0 */
-        REAL zero = 0, one, ignored;
-        double each = NAME(prior_terms)(p->kind, prior, 1, &zero, &ignored, &one);
+    if (constants) { /* their prior was counted as that of a weight at 0 */
+        REAL zero = 0, one = 1;
+        double each = NAME(prior_cost)(p->kind, prior, 1, &zero, &one);
         total -= constants * (each - (double)NAME(log)(one));
     }
     return total + (double)sum - (double)logs - (m - constants) * prior->constant;
 }
 
-INLINE double NAME(backward_block)(const Param *p, const NAME(Prior) *prior, int64_t i, int m, REAL gc, const REAL *gw, REAL *gmu, REAL *grho) {
-    if (NAME(mixed)((const REAL *)p->rho + i, m)) return NAME(backward_terms)(1, p, prior, i, m, gc, gw, gmu, grho);
-    return NAME(backward_terms)(0, p, prior, i, m, gc, gw, gmu, grho);
-}
-
-CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
+CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first, int64_t count) {
     NAME(Prior) prior = NAME(prior)(p);
     double total = 0;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        total += NAME(backward_block)(p, &prior, i, m, (REAL)call->gc, (REAL *)p->gw + i, (REAL *)p->gmu + i, (REAL *)p->grho + i);
+        if (NAME(mixed)((const REAL *)p->rho + i, m)) total += NAME(draw_block)(1, call, p, &prior, i, m);
+        else total += NAME(draw_block)(0, call, p, &prior, i, m);
     }
     return total;
 }
 
-/* Only the complexity of the weights as they were drawn. */
-CLONES static double NAME(complexity)(const Call *call, const Param *p, int64_t first, int64_t count) {
-    (void)call;
+/* The gradients of mu and rho in one block from gw, that of w (which gmu may overwrite), and gc, that of the complexity
+ * log q(w|theta) - log P(w).  The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the
+ * w that was really used. */
+INLINE void NAME(backward_block)(const int mixed, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
+    const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
+    const REAL *centre = (const REAL *)p->centre, *gw = (const REAL *)p->gw + i;
+    REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK];
+    memcpy(v, w, m * sizeof(REAL));
+    if (centre)
+        for (int j = 0; j < m; j++) v[j] -= centre[i + j];
+    NAME(prior_slope)(p->kind, prior, m, v, slope);
+#pragma omp simd
+    for (int j = 0; j < m; j++) {
+        REAL t, scale, g = gw[j] + gc * slope[j];
+        NAME(softplus)(mixed, rho[j], &t, &scale);
+        REAL h = (g * (w[j] - mu[j]) - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
+        gmu[j] = FIXED(rho[j]) ? 0 : g;
+        grho[j] = FIXED(rho[j]) ? 0 : h;
+    }
+}
+
+CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
     NAME(Prior) prior = NAME(prior)(p);
-    REAL gmu[BLOCK] = {0}, grho[BLOCK];
-    double total = 0;
-    for (int64_t i = first; i < first + count; i += BLOCK)
-        total += NAME(backward_block)(p, &prior, i, (int)(first + count - i < BLOCK ? first + count - i : BLOCK), 0, gmu, gmu, grho);
-    return total;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        if (NAME(mixed)((const REAL *)p->rho + i, m)) NAME(backward_block)(1, p, &prior, (REAL)call->gc, i, m);
+        else NAME(backward_block)(0, p, &prior, (REAL)call->gc, i, m);
+    }
+    return 0;
 }
 
 /* sigma^2, into w. */
@@ -249,7 +259,7 @@ CLONES static double NAME(signs)(const Call *call, const Param *p, int64_t first
 }
 
 /* call->many draws of w, one after another in a [many, n] buffer. */
-CLONES static double NAME(draw_many)(const Call *call, const Param *p, int64_t first, int64_t count) {
+CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first, int64_t count) {
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
         const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i;

@@ -1,29 +1,59 @@
-"""The plain twin: the paper's steps 1 and 2 and the summand of (2), left to autograd."""
+"""The equations, plainly: steps 1 and 2 of the paper, the summand of (2), and (3) and (4).
+
+What the kernels are compared with, and what runs where they cannot: other types and devices, or second derivatives.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from bayesbackprop import complexity, noise
-from bayesbackprop._engine.parameter import Parameter, Parameters
+from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop.noise import Key
 
 
-def sample(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
-    """The weights of each parameter, and log q(w|theta) - log P(w) over all of them."""
+def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
+    """w = mu + log(1 + exp(rho)) * eps of each parameter, and log q(w|theta) - log P(w) over all; differentiable."""
     ws: list[Tensor] = []
     costs: list[Tensor] = []
     for p in parameters.each:
         eps = _eps(p, key)
         ws.append(p.q.weight(eps))
-        costs.append(complexity.sampled(p.q, p.prior, p.centre, ws[-1], eps))
+        costs.append(complexity.sampled(p.q, p.prior, p.centre, ws[-1], eps).to(parameters.mus[0].dtype))
     return ws, torch.stack(costs).sum()
 
 
-def draw_many(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
-    """``many`` draws of each parameter."""
-    draws = key.draw + torch.arange(many, device=parameters.mus[0].device if parameters.mus else None)
-    return [vmap(lambda draw, p=p: p.q.weight(_eps(p, key._replace(draw=draw))))(draws) for p in parameters.each]
+def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
+    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
+    keys = [key._replace(draw=key.draw + number) for number in range(many)]
+    return [torch.stack([p.q.weight(_eps(p, each)) for each in keys]) for p in parameters.each]
+
+
+def backward(
+    parameters: Parameters, ws: Sequence[Tensor], gradients: Sequence[Tensor], complexity_gradient: float | Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Delta_mu and Delta_rho of each parameter from df/dw at the weights ``ws``.
+
+    (3), (4) with f = likelihood cost + c (log q - log P): where g = df/dw - c dlog P/dw, and the paths of log q through
+    w and mu cancel, Delta_mu = g and Delta_rho = (g (w - mu) - c) sigmoid(rho) / sigma.
+    """
+    to_mu: list[Tensor] = []
+    to_rho: list[Tensor] = []
+    for p, w, gradient in zip(parameters.each, ws, gradients, strict=True):
+        with torch.enable_grad():
+            v = (w if p.centre is None else w - p.centre).detach().requires_grad_()
+            (slope,) = torch.autograd.grad(p.prior.log_density(v).sum(), v)
+        g = gradient - complexity_gradient * slope
+        ratio = torch.exp(torch.nn.functional.logsigmoid(p.q.rho) - p.q.log_sigma)
+        to_mu.append(torch.where(p.q.random, g, 0.0))
+        to_rho.append(torch.where(p.q.random, (g * (w - p.q.mu) - complexity_gradient) * ratio, 0.0))
+    return to_mu, to_rho
+
+
+def variances(parameters: Parameters) -> list[Tensor]:
+    """sigma^2 of each parameter."""
+    return [p.q.variance for p in parameters.each]
 
 
 def _eps(p: Parameter, key: Key) -> Tensor:

@@ -19,17 +19,20 @@ A weight that is used in any other way (transposed by hand, inside a fused atten
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesbackprop import _engine as kernels
-from bayesbackprop import noise
-from bayesbackprop.noise import Key, Role
+from bayesbackprop._engine import ops
+from bayesbackprop._engine.parameters import Parameters
+from bayesbackprop.noise import Role, stream
 from bayesbackprop.posterior import Moments, WeightPosterior
+
+if TYPE_CHECKING:
+    from bayesbackprop._engine.executors import Draw
 
 Estimator = Literal["shared", "local", "flipout"]
 ESTIMATORS: tuple[str, ...] = get_args(Estimator)
@@ -75,32 +78,37 @@ _LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 
-def treats(module: nn.Module) -> bool:
+def has_rule(module: nn.Module) -> bool:
     """Whether ``local`` and ``flipout`` have a rule for this layer."""
     return any(isinstance(module, layer) and type(module).forward is layer.forward for layer in _LAYERS)
 
 
 class Site(NamedTuple):
-    """A parameter that a rule treats: its posterior, its rule and where its noise comes from."""
+    """A parameter that has a rule: its number among all, its posterior or the moments of it, and the rule."""
 
     name: str
     number: int
     q: WeightPosterior | Moments
     rule: Estimator
-    draw: Callable[[], Tensor]  # the weight as ``shared`` draws it
-
-    def deviation(self) -> Tensor:
-        """w - mu = sigma * eps, as ``shared`` draws it."""
-        return self.draw() - self.q.mean
 
 
-class Estimating(TorchFunctionMode):
-    """While active, an operation on a parameter that has a rule is replaced by what the rule says."""
+class Rules(TorchFunctionMode):
+    """While active, an operation on a parameter that has a rule is replaced by what the rule says.
 
-    def __init__(self, sites: Mapping[Tensor, Site], key: Key) -> None:
+    Args:
+        parameters: The Bayesian parameters of the network.
+        rules: The rule of each of them that has one, by name.
+        draw: Where the noise comes from, and the weights where an operation needs them.
+    """
+
+    def __init__(self, parameters: Parameters, rules: Mapping[str, Estimator], draw: "Draw") -> None:
         super().__init__()
-        self._sites = sites
-        self._key = key
+        self._sites = {
+            p.q.mu: Site(name, number, draw.moments.get(name, p.q), rules[name])
+            for number, (name, p) in enumerate(parameters.by_name.items())
+            if name in rules
+        }
+        self._draw = draw
         self._called: set[str] = set()
 
     def __torch_function__(
@@ -143,23 +151,27 @@ class Estimating(TorchFunctionMode):
             if has_bias:
                 replaced["bias"] = bias.q.variance if bias else None
             variance = call(weight=site.q.variance, **replaced)
-            zeta = self._noise(kernels.normal, tuple(mean.shape), site, Role.ACTIVATION, mean)
+            zeta = self._noise(ops.normal, tuple(mean.shape), site, Role.ACTIVATION, mean)
             return mean + _sqrt(variance) * zeta
         replaced = {}
         if operation.linear_in:
             x = named[operation.linear_in[0]]
-            s = self._noise(kernels.signs, _sign_shape(x, operation.channel), site, Role.INPUT_SIGN, x)
+            s = self._noise(ops.signs, _sign_shape(x, operation.channel), site, Role.INPUT_SIGN, x)
             replaced[operation.linear_in[0]] = s * x
         if has_bias:
-            replaced["bias"] = bias.deviation() if bias else None
-        deviation = call(weight=site.deviation(), **replaced)
-        r = self._noise(kernels.signs, _sign_shape(mean, operation.channel), site, Role.OUTPUT_SIGN, mean)
+            replaced["bias"] = self._deviation(bias) if bias else None
+        deviation = call(weight=self._deviation(site), **replaced)
+        r = self._noise(ops.signs, _sign_shape(mean, operation.channel), site, Role.OUTPUT_SIGN, mean)
         return mean + r * deviation
 
     def _noise(
         self, generator: Callable[..., Tensor], shape: tuple[int, ...], site: Site, role: Role, like: Tensor
     ) -> Tensor:
-        return generator(shape, self._key, noise.stream(site.number, role), like.dtype, like.device)
+        return generator(shape, self._draw.key, stream(site.number, role), like.dtype, like.device)
+
+    def _deviation(self, site: Site) -> Tensor:
+        """w - mu = sigma * eps, as ``shared`` draws it."""
+        return self._draw.weights[site.name] - site.q.mean
 
     def _site(self, value: Any) -> Site | None:
         return self._sites.get(value) if isinstance(value, Tensor) else None
@@ -172,7 +184,7 @@ class Estimating(TorchFunctionMode):
         if isinstance(value, dict):
             return {name: self._drawn(item) for name, item in value.items()}
         site = self._site(value)
-        return value if site is None else site.draw()
+        return value if site is None else self._draw.weights[site.name]
 
 
 def _sign_shape(x: Tensor, channel: int) -> tuple[int, ...]:

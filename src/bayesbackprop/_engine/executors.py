@@ -1,0 +1,406 @@
+"""Running a network on weights drawn from its posterior: the one interface for training and prediction.
+
+An :class:`Executor` says which calls it :meth:`~Executor.supports` and runs them; autograd, or a node of its own, goes
+back. ``Engine.executors`` is the list, the quickest first and :class:`AnyModule`, which supports everything, last. So a
+new fast path is one class and one entry of that list.
+"""
+
+import sys
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bayesbackprop._engine import ops
+from bayesbackprop._engine.parameters import Parameter, Parameters
+from bayesbackprop._engine.rules import Estimator, Rules
+from bayesbackprop._errors import invalid, tensor_shape
+from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.noise import Key, Role, stream
+from bayesbackprop.posterior import Moments, WeightPosterior
+from bayesbackprop.priors import Prior
+
+# While a network runs with other weights, or in another mode, nobody else may run it.
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+
+_CHECKPOINTING = torch.utils.checkpoint.__file__
+
+
+# --- the tensors of a network, found once ----------------------------------------------------------------------------
+
+
+class Slot(NamedTuple):
+    """A place in a module where a tensor stands: ``values[name]``, under the full name ``path``."""
+
+    path: str
+    values: dict[str, Any]
+    name: str
+    number: int  # of the tensor in its list
+
+
+class Slots:
+    """Where the parameters or buffers of these names stand in ``root``, in every module that shares them.
+
+    Looking tensors up in a tree of modules takes longer than a small network's arithmetic. So they are looked up once,
+    and what was found is revalidated before each use: a module exchanged in between is noticed.
+    """
+
+    def __init__(self, root: nn.Module, names: Sequence[str]) -> None:
+        self.root = root
+        self.names = list(names)
+        self.tensors = [_find(root, name) for name in names]
+        self.each: list[Slot] = []
+        self._seen: list[tuple[dict[str, Any], str, object]] = []
+        self._children = [(module._modules, len(module._modules)) for module in root.modules()]
+        numbers = {tensor: number for number, tensor in enumerate(self.tensors)}
+        for path, module in root.named_modules():
+            self._seen += [(module._modules, name, child) for name, child in module._modules.items()]
+            for values in (module._parameters, module._buffers):
+                for name, value in values.items():
+                    number = None if value is None else numbers.get(value)
+                    if number is not None:
+                        self.each.append(Slot(f"{path}.{name}" if path else name, values, name, number))
+                        self._seen.append((values, name, value))
+
+    def valid(self) -> bool:
+        """Whether every module and tensor is still the one that was found."""
+        for values, name, value in self._seen:
+            if values.get(name) is not value:
+                return False
+        for children, count in self._children:  # noqa: SIM110 (a generator takes longer than what it does)
+            if len(children) != count:
+                return False
+        return True
+
+
+class Engine:
+    """A network with its Bayesian parameters, and the executors that run it on drawn weights.
+
+    Args:
+        net: The network, whose parameters are the means.
+        rho: A module with one rho for each Bayesian parameter, under the same name.
+        centre: A module with what the priors are centred on, or None for 0.
+        priors: The prior of each Bayesian parameter by name.
+        rules: The estimator of each of them that is not ``"shared"``.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        rho: nn.Module,
+        centre: nn.Module | None,
+        priors: Mapping[str, Prior],
+        rules: Mapping[str, Estimator],
+    ) -> None:
+        from bayesbackprop._engine.mlp import FullyConnected  # which is itself an executor
+
+        names = list(priors)
+        self.net, self.rules = net, dict(rules)
+        self._means, self._rhos = Slots(net, names), Slots(rho, names)
+        self._centres = None if centre is None else Slots(centre, names)
+        centres: Sequence[Tensor | None] = [None] * len(names) if self._centres is None else self._centres.tensors
+        by_name: dict[str, Parameter] = {}
+        for number, name in enumerate(names):
+            mu, its_rho = self._means.tensors[number], self._rhos.tensors[number]
+            if mu.shape != its_rho.shape:
+                constraint = f"the network that was wrapped: '{name}' had shape {list(its_rho.shape)}"
+                raise invalid("net", "Bayesian", constraint, tensor_shape(mu))
+            weight_stream = stream(number, Role.WEIGHT)
+            by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], centres[number], weight_stream)
+        self.parameters = Parameters(by_name)
+        self.shared = Slots(net, [name for name in names if name not in rules])
+        self.any_module = AnyModule(self)
+        fully_connected = None if rules or torch.compiler.is_compiling() else FullyConnected.of(net, self.parameters)
+        self.executors: list[Executor] = [*([fully_connected] if fully_connected else []), self.any_module]
+
+    def valid(self, net: nn.Module) -> bool:
+        """Whether all that was found is still there, in ``net``."""
+        if net is not self.net:
+            return False
+        return all(slots is None or slots.valid() for slots in (self._means, self._rhos, self._centres))
+
+    def forward(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of the network at ``draw``, by the first executor that supports the call."""
+        return self._executor(draw.key, args, kwargs).forward(draw, args, kwargs)
+
+    def cost(
+        self, draw: "Draw", likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
+    ) -> Tensor:
+        """The likelihood cost of the network at ``draw``."""
+        return self._executor(draw.key, args, kwargs).cost(draw, likelihood, args, kwargs, targets)
+
+    def _executor(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
+        return next(executor for executor in self.executors if executor.supports(key, args, kwargs))
+
+    def predictor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
+        """The first executor that can predict for this call."""
+        return next(executor for executor in self.executors if executor.supports_prediction(args, kwargs))
+
+
+class Draw:
+    """A set of weights and its complexity.
+
+    ``draw(x)`` runs the network with these weights, ``draw.weights`` are they, and ``draw.complexity()`` is
+    log q(w|theta) - log P(w) at them. Nothing is kept on the network, so draws never disturb each other. A draw is a
+    pure function of its key and of the posterior as it is when its weights are first used.
+    """
+
+    def __init__(self, engine: Engine, key: Key, moments: Mapping[str, Moments] | None = None) -> None:
+        self.key = key
+        self.moments = moments or {}
+        self._engine = engine
+        self._weights: dict[str, Tensor] | None = None
+        self._complexity: Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the network at this draw."""
+        return self._engine.forward(self, args, kwargs)
+
+    def cost(self, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> Tensor:
+        """The likelihood cost at this draw, -log P(y|x,w) averaged over the examples."""
+        return self._engine.cost(self, likelihood, args, kwargs, targets)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
+        if self._weights is None:
+            parameters = self._engine.parameters
+            ws, complexity = ops.draw(parameters, self.key)
+            self._weights = dict(zip(parameters.by_name, ws, strict=True))
+            if self._complexity is None:
+                self._complexity = complexity
+        return self._weights
+
+    def complexity(self) -> Tensor:
+        """log q(w|theta) - log P(w) at this draw, over all Bayesian weights, in nats.
+
+        Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
+        """
+        if self._complexity is None:
+            _ = self.weights
+            assert self._complexity is not None
+        return self._complexity
+
+    def drawn_inside(self, complexity: Tensor) -> None:
+        """Take the complexity from an executor that drew the weights itself."""
+        if self._complexity is None:
+            self._complexity = complexity
+
+
+# --- the interface ---------------------------------------------------------------------------------------------------
+
+
+class Executor(ABC):
+    """One way to run a network on drawn weights."""
+
+    @abstractmethod
+    def supports(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether :meth:`forward` gives what calling the network with these would."""
+
+    @abstractmethod
+    def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of the network at ``draw``, differentiable by all mu and rho and by whatever else is trained."""
+
+    def cost(
+        self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
+    ) -> Tensor:
+        """The likelihood cost of the network at ``draw``; to be overridden where it can be had faster."""
+        return likelihood.cost(self.forward(draw, args, kwargs), targets)
+
+    @abstractmethod
+    def supports_prediction(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether :meth:`outputs` gives each example the distribution that drawn networks would."""
+
+    @abstractmethod
+    def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``draws`` networks make of the call, ``[draws, ...]``, in about ``memory`` bytes at a time."""
+
+
+class AnyModule(Executor):
+    """Any network: called with drawn weights in place of its parameters, under the estimators' rules if there are."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def supports(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ARG002
+        return True
+
+    def supports_prediction(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ARG002
+        return True
+
+    def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shared = self._engine.shared.names
+        return self._run(draw, [draw.weights[name] for name in shared] if shared else [], args, kwargs)
+
+    def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        engine = self._engine
+        shared = engine.parameters.subset(engine.shared.names)
+        ruled = engine.parameters.subset(list(engine.rules))
+        moments = {
+            name: Moments(p.q.mu, p.q.mean, variance)
+            for (name, p), variance in zip(ruled.by_name.items(), ops.variances(ruled), strict=True)
+        }
+        device = engine.parameters.mus[0].device
+
+        def run(each: tuple[Tensor, list[Tensor]]) -> Any:
+            index, weights = each
+            return self._run(Draw(engine, key._replace(draw=index), moments), weights, args, kwargs)
+
+        def chunk(start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+            weights = ops.draws(shared, key._replace(draw=start), stop - start) if shared.each else []
+            return torch.arange(start, stop, device=device), weights
+
+        return over_draws(run, chunk, draws, memory)
+
+    def _run(self, draw: Draw, shared: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        engine = self._engine
+        with Rules(engine.parameters, engine.rules, draw) if engine.rules else nullcontext():
+            return call_with(engine.shared, shared, args, kwargs)
+
+
+# --- a network with other weights ------------------------------------------------------------------------------------
+
+
+def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``root(*args, **kwargs)`` with ``weights`` in ``slots``.
+
+    ``torch.func.functional_call`` does this as well; for a small network it costs as much as the forward pass.
+    """
+    net = slots.root
+    if torch.compiler.is_compiling():
+        return _functional(slots, weights, args, kwargs)
+    with lock(net), _refusing_checkpointing():
+        # Recurrent layers keep a second list of their weights, which only ``functional_call`` knows to change.
+        if any(isinstance(module, nn.RNNBase) for module in net.modules()):
+            return _functional(slots, weights, args, kwargs)
+        try:
+            for slot in slots.each:
+                slot.values[slot.name] = weights[slot.number]
+            return net(*args, **kwargs)
+        finally:
+            for slot in slots.each:
+                slot.values[slot.name] = slots.tensors[slot.number]
+
+
+def _functional(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    named = {slot.path: weights[slot.number] for slot in slots.each}
+    return functional_call(slots.root, named, args, kwargs, tie_weights=False)
+
+
+def lock(net: nn.Module) -> threading.RLock:
+    """The lock that guards ``net`` while its weights or its mode are not its own."""
+    found = _locks.get(net)
+    return _locks.setdefault(net, threading.RLock()) if found is None else found
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients, for this thread alone, and every module back to the mode it was in."""
+    with lock(net):
+        training = [module for module in net.modules() if module.training]
+        net.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+@contextmanager
+def _refusing_checkpointing() -> Iterator[None]:
+    """Within it, no module may run under activation checkpointing, whose second pass would see the means."""
+    if not torch.is_grad_enabled():
+        yield
+        return
+    handle = register_module_forward_pre_hook(_refuse_checkpointing)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _refuse_checkpointing(module: nn.Module, args: Any) -> None:  # noqa: ARG001
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not call_with.__code__:
+        if frame.f_code.co_filename == _CHECKPOINTING:
+            raise RuntimeError(
+                "The network uses torch.utils.checkpoint, which computes a part of it a second time during backward, "
+                "then with the means instead of the drawn weights. Switch activation checkpointing off."
+            )
+        frame = frame.f_back
+
+
+# --- many draws of a network -----------------------------------------------------------------------------------------
+
+
+def over_draws(run: Callable[[Any], Any], chunk: Callable[[int, int], Any], draws: int, memory: int) -> Any:
+    """``run`` on each of ``draws`` entries, stacked; ``chunk(start, stop)`` gives some of them, as stacked tensors.
+
+    The first runs alone and shows how much one needs; the rest run in parallel by ``vmap``, as many at a time as fit
+    into ``memory`` bytes. Where a layer has no ``vmap`` rule (recurrent ones) they run one after the other.
+    """
+
+    def one(index: int) -> Any:
+        return tree_map(
+            lambda output: output.unsqueeze(0), run(tree_map(lambda item: item[0], chunk(index, index + 1)))
+        )
+
+    with _Allocations() as allocations:
+        results = [one(0)]
+    at_a_time = memory // max(1, allocations.total)
+    start, parallel = 1, at_a_time > 1
+    while start < draws:
+        stop = min(draws, start + at_a_time) if parallel else start + 1
+        if parallel:
+            try:
+                with warnings.catch_warnings():
+                    # Where vmap falls back to a loop of its own it warns; ours is simpler and as fast.
+                    warnings.filterwarnings("error", message="There is a performance drop")
+                    results.append(vmap(run, randomness="different")(chunk(start, stop)))
+            except (RuntimeError, UserWarning) as error:  # the first draw ran, so it is vmap that cannot
+                if _out_of_memory(error):
+                    raise
+                parallel = False
+                continue
+        else:
+            results.append(one(start))
+        start = stop
+    return tree_map(lambda *parts: torch.cat(parts), *results)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory is what ended ``error``: on CPUs torch has no type of its own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+class _Allocations(TorchDispatchMode):
+    """Adds up the bytes of all results while active: no less than what they can hold at any one time."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.total += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result
+
+
+def _find(root: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    module = root.get_submodule(path)
+    tensor = module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
+    assert tensor is not None
+    return tensor

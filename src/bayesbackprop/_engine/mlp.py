@@ -1,0 +1,327 @@
+"""Fully connected networks, in training and in prediction.
+
+The networks of the paper are ``nn.Linear`` and elementwise functions, one after the other. Their backward pass is three
+lines, so training draws the weights and runs the layers in one node of the caller's graph: for a small network
+autograd's bookkeeping would take several times as long as the arithmetic, and gradients of the weights that nobody else
+can see become those of mu in place.
+
+For prediction: the outputs of a linear layer with independent Gaussian weights are, given one input, independent
+Gaussians; so for each example a draw of the outputs is as good as a draw of the weights:
+
+op(x, mu) + sqrt(op(x^2, sigma^2)) * zeta
+
+The first random layer has the same input in all draws: two products serve them all. In later layers that is worth two
+products a draw only while a draw of the weights costs more, which is for few examples. Either way each example has
+exactly the predictive distribution of drawn networks; what differs is only whether examples share their draws.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+from bayesbackprop._engine import cpu, ops
+from bayesbackprop._engine.executors import Draw, Executor
+from bayesbackprop._engine.parameters import Parameters
+from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.noise import Key, Role, stream
+
+
+class Activation(NamedTuple):
+    """An elementwise function for training: in place, and its gradient from that of its result and its result."""
+
+    in_place: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor], Tensor]
+
+
+# Functions of each number by itself. Those without an entry are for prediction; training goes through autograd.
+ACTIVATIONS: dict[type[nn.Module], Activation | None] = {
+    nn.ReLU: Activation(torch.relu_, lambda gradient, h: torch.ops.aten.threshold_backward(gradient, h, 0)),
+    nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward),
+    nn.Sigmoid: Activation(torch.sigmoid_, torch.ops.aten.sigmoid_backward),
+    nn.Identity: Activation(lambda h: h, lambda gradient, _: gradient),
+    nn.GELU: None,
+    nn.SiLU: None,
+    nn.LeakyReLU: None,
+    nn.ELU: None,
+    nn.SELU: None,
+    nn.Softplus: None,
+    nn.Hardtanh: None,
+    nn.Dropout: None,  # which does nothing in evaluation
+}
+
+# Drawing a weight takes as long as this many multiplications with it.
+_ROWS = 80
+
+# Numbers to hold at a time in prediction: more would leave the processor's cache.
+_CHUNK = 2**20
+
+# What a user may have put on a module that expects to be called.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def layers_of(net: nn.Module) -> list[nn.Module] | None:
+    """The layers of a fully connected network, one after the other; None for any other network."""
+    layers = _flat(net)
+    for number, module in enumerate(layers):
+        if type(module) is nn.Flatten:
+            if number or (module.start_dim, module.end_dim) != (1, -1):
+                return None
+        elif type(module) is not nn.Linear and type(module) not in ACTIVATIONS:
+            return None
+    return layers
+
+
+def runs_only_forward(net: Sequence[nn.Module]) -> bool:
+    """Whether calling these modules runs their own ``forward`` and nothing else: no hooks, nothing in its place."""
+    if modules._has_any_global_hook():
+        return False
+    for own in map(vars, net):  # loops, here and below: a generator would take longer than what it does
+        if "forward" in own:
+            return False
+        for name in _HOOKS:
+            if own[name]:
+                return False
+    return True
+
+
+class _Step(NamedTuple):
+    """A linear layer, by the numbers of its weight and bias among the parameters, or an elementwise function."""
+
+    module: nn.Module
+    weight: int = -1
+    bias: int | None = None
+
+
+class FullyConnected(Executor):
+    """A network of linear layers, each Bayesian as a whole or not at all, and elementwise functions."""
+
+    def __init__(self, net: nn.Module, layers: list[nn.Module], parameters: Parameters) -> None:
+        self._modules = list(net.modules())
+        self._parameters = parameters
+        self._flattens = type(layers[0]) is nn.Flatten
+        self._layers = layers[1:] if self._flattens else layers
+        numbers = {mu: number for number, mu in enumerate(parameters.mus)}
+        self._steps = [
+            _Step(m, numbers.get(m.weight, -1), None if m.bias is None else numbers.get(m.bias))
+            if isinstance(m, nn.Linear)
+            else _Step(m)
+            for m in self._layers
+        ]
+        self._trains = not parameters.own_priors and _trains(self._steps)
+
+    @staticmethod
+    def of(net: nn.Module, parameters: Parameters) -> "FullyConnected | None":
+        """The executor of ``net``, if it is such a network and each parameter is used in one place."""
+        layers = layers_of(net)
+        if not layers:
+            return None
+        random = set(parameters.mus)
+        used: list[Tensor] = []
+        for module in layers:
+            own = [parameter for parameter in module.parameters() if parameter in random]
+            if own and len(own) != len(list(module.parameters())):
+                return None
+            used += own
+        return FullyConnected(net, layers, parameters) if len(used) == len(set(used)) == len(random) else None
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def supports(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not self._trains or not self._takes(args, kwargs) or not ops.runs_eagerly(key):
+            return False
+        x = args[0]
+        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
+            return False
+        return ops.has_kernel(self._parameters)
+
+    def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
+        return self._apply(draw, args[0], None, None)
+
+    def cost(
+        self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
+    ) -> Tensor:
+        if not likelihood.has_slope:
+            return super().cost(draw, likelihood, args, kwargs, targets)
+        return self._apply(draw, args[0], likelihood, targets)
+
+    def _apply(self, draw: Draw, x: Tensor, likelihood: Likelihood | None, targets: Any) -> Tensor:
+        parameters = self._parameters
+        x = x.flatten(1) if self._flattens else x
+        tensors = (x, *parameters.mus, *parameters.rhos)
+        result, complexity = _DrawAndRun.apply(self, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
+        draw.drawn_inside(complexity)
+        return cast(Tensor, result)
+
+    def run(self, ws: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+        """The input, and what comes out of each linear layer; a function takes the place of its own input."""
+        hs = [x]
+        for module, weight, bias in self._steps:
+            if weight < 0:
+                _activation(module).in_place(hs[-1])
+            else:
+                w = ws[weight].t()
+                hs.append(hs[-1] @ w if bias is None else torch.addmm(ws[bias], hs[-1], w))
+        return hs
+
+    def go_back(
+        self, ws: Sequence[Tensor], hs: Sequence[Tensor], gradient: Tensor, to_input: bool
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The gradients of ``ws``, in memory of their own, and of the input, from that of the output."""
+        gradients = list(ws)
+        number = len(hs) - 1
+        for module, weight, bias in reversed(self._steps):
+            if weight < 0:
+                gradient = _activation(module).gradient(gradient, hs[number])
+                continue
+            number -= 1
+            gradients[weight] = gradient.t() @ hs[number]
+            if bias is not None:
+                gradients[bias] = gradient.sum(0)
+            if number or to_input:
+                gradient = gradient @ ws[weight]
+        return gradients, gradient if to_input else None
+
+    # --- prediction --------------------------------------------------------------------------------------------------
+
+    def supports_prediction(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        # The squares of float16 are 0 or infinite too soon.
+        return self._takes(args, kwargs) and args[0].dtype is not torch.float16
+
+    def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:  # noqa: ARG002
+        x = args[0].flatten(1) if self._flattens else args[0]
+        first = next(number for number, step in enumerate(self._steps) if step.weight >= 0)
+        for step in self._steps[:first]:
+            x = step.module(x)
+        few = len(x) < _ROWS
+        layers = [
+            _Layer.of(step, self._parameters, local=few or number == first) if step.weight >= 0 else None
+            for number, step in enumerate(self._steps)
+        ]
+        start = layers[first]
+        assert start is not None
+        mean, deviation = start.moments(x)
+        widest = max(module.out_features for module in self._layers if isinstance(module, nn.Linear))
+        # Of the outputs of a layer there are the noise, the means, the deviations and the inputs squared.
+        at_a_time = max(1, min(_CHUNK, memory // (4 * x.element_size())) // (len(x) * widest))
+        results: list[Tensor] = []
+        for begin in range(0, draws, at_a_time):
+            keys = [key._replace(draw=draw) for draw in range(begin, min(draws, begin + at_a_time))]
+            h = start.spread(mean, deviation, keys, one_row=few)
+            for step, layer in zip(self._steps[first + 1 :], layers[first + 1 :], strict=True):
+                if layer is None:
+                    h = step.module(h)
+                elif layer.variances is None:
+                    h = torch.stack([layer.drawn(each, one) for each, one in zip(h, keys, strict=True)])
+                else:
+                    h = layer.spread(*layer.moments(h), keys, one_row=few)
+            results.append(h)
+        return torch.cat(results)
+
+    def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether nothing but the arithmetic would happen if the network were called with these."""
+        if len(args) != 1 or kwargs or type(args[0]) is not Tensor:
+            return False
+        x, dtype = args[0], self._parameters.mus[0].dtype
+        dims = max(2, x.dim()) if self._flattens else 2
+        if x.dim() != dims or x.dtype is not dtype or torch.is_autocast_enabled(x.device.type):
+            return False
+        return runs_only_forward(self._modules)
+
+
+class _DrawAndRun(torch.autograd.Function):
+    """A fully connected network at a draw, as one node: a function of x and of all mu and rho.
+
+    Its results are the complexity and the output or, given a likelihood that knows its own slope, the likelihood cost.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, net: FullyConnected, key: Key, likelihood: Likelihood | None, targets: Any, x: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        parameters = net._parameters
+        ws, complexity = cpu.draw(parameters, key)
+        hs = net.run(ws, x)
+        output = result = hs[-1]
+        ctx.net, ctx.slope = net, None
+        if likelihood is not None:
+            result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
+        # All mu and rho, so that a change in between is noticed. The last output is of use only to a function on it.
+        kept = hs if net._steps[-1].weight < 0 else hs[:-1]
+        ctx.counts = len(ws), len(hs), len(kept)
+        ctx.save_for_backward(*ws, *kept, *parameters.mus, *parameters.rhos)
+        ctx.set_materialize_grads(False)
+        return result, x.new_tensor(complexity)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
+        ops.refuse_second_derivatives()
+        net: FullyConnected = ctx.net
+        weights, layers, kept = ctx.counts
+        saved = ctx.saved_tensors
+        ws, hs = saved[:weights], list(saved[weights : weights + kept])
+        if kept < layers:
+            hs.append(hs[-1])  # in place of the output, which is not looked at
+        if gradient is None:
+            to_x, gradients = None, [torch.zeros_like(w) for w in ws]
+        else:
+            of_output = gradient if ctx.slope is None else ctx.slope * gradient
+            gradients, to_x = net.go_back(ws, hs, of_output, to_input=ctx.needs_input_grad[4])
+        share = 0.0 if of_complexity is None else float(of_complexity)
+        to_mu, to_rho = cpu.backward(net._parameters, ws, gradients, share, to_mu=gradients)
+        return (None, None, None, None, to_x, *to_mu, *to_rho)
+
+
+class _Layer(NamedTuple):
+    """A linear layer in prediction: its parameters, and their variances if it is to draw outputs, not weights."""
+
+    parameters: Parameters
+    stream: int
+    variances: list[Tensor] | None
+
+    @staticmethod
+    def of(step: _Step, parameters: Parameters, local: bool) -> "_Layer":
+        names = list(parameters.by_name)
+        own = parameters.subset([names[step.weight]] + ([] if step.bias is None else [names[step.bias]]))
+        return _Layer(own, stream(step.weight, Role.ACTIVATION), ops.variances(own) if local else None)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The means and standard deviations of the outputs."""
+        assert self.variances is not None
+        return F.linear(x, *self.parameters.mus), F.linear(x.square(), *self.variances).sqrt_()
+
+    def spread(self, mean: Tensor, deviation: Tensor, keys: Sequence[Key], one_row: bool) -> Tensor:
+        """A draw of the outputs with each key; with ``one_row`` of noise for all, a row's draws are its own matter."""
+        rows, units = mean.shape[-2:]
+        shape = (1 if one_row else rows, units)
+        zetas = [ops.normal(shape, key, self.stream, mean.dtype, mean.device) for key in keys]
+        zeta = zetas[0].unsqueeze(0) if len(zetas) == 1 else torch.stack(zetas)
+        return torch.addcmul(mean, zeta, deviation) if one_row else zeta.mul_(deviation).add_(mean)
+
+    def drawn(self, x: Tensor, key: Key) -> Tensor:
+        """The outputs for a draw of the weights."""
+        return F.linear(x, *(w[0] for w in ops.draws(self.parameters, key, 1)))
+
+
+def _flat(net: nn.Module) -> list[nn.Module]:
+    return [leaf for child in net for leaf in _flat(child)] if type(net) is nn.Sequential else [net]
+
+
+def _trains(steps: Sequence[_Step]) -> bool:
+    """Whether all layers are random, and each function, with a known gradient, can take the place of its input."""
+    for before, step in zip([None, *steps], steps, strict=False):
+        if isinstance(step.module, nn.Linear):
+            if step.weight < 0:
+                return False
+        elif ACTIVATIONS[type(step.module)] is None or before is None or before.weight < 0:
+            return False
+    return True
+
+
+def _activation(module: nn.Module) -> Activation:
+    activation = ACTIVATIONS[type(module)]
+    assert activation is not None
+    return activation

@@ -1,0 +1,64 @@
+"""The Bayesian parameters of a network as the operators take them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from bayesbackprop._errors import Described, invalid, tensor_shape
+from bayesbackprop.posterior import WeightPosterior
+from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
+
+# The counter of the noise has 32 bits for blocks of four numbers: beyond, numbers would repeat.
+MOST_WEIGHTS = 2**34
+
+# The priors that the kernels know, by the names they have in cpu.c, and their numbers.
+KNOWN_PRIORS: dict[type[Prior], tuple[str, Callable[[Any], tuple[float, float, float]]]] = {
+    Normal: ("NORMAL", lambda prior: (prior.sigma, 0.0, 0.0)),
+    ScaleMixture: ("MIXTURE", lambda prior: (prior.pi, prior.sigma1, prior.sigma2)),
+    Laplace: ("LAPLACE", lambda prior: (prior.scale, 0.0, 0.0)),
+}
+PRIOR_KINDS = ("NONE", *(name for name, _ in KNOWN_PRIORS.values()))
+
+
+class Parameter(NamedTuple):
+    """A Bayesian parameter: its posterior, its prior, what the prior is centred on, and the stream of its noise."""
+
+    q: WeightPosterior
+    prior: Prior
+    centre: Tensor | None
+    stream: int
+
+    @property
+    def prior_numbers(self) -> tuple[int, float, float, float]:
+        """The prior as the kernels take it: its kind, 0 if they do not know it, and three numbers."""
+        if type(self.prior) not in KNOWN_PRIORS:
+            return 0, 0.0, 0.0, 0.0
+        name, numbers = KNOWN_PRIORS[type(self.prior)]
+        return PRIOR_KINDS.index(name), *numbers(self.prior)
+
+
+class Parameters:
+    """The Bayesian parameters of a network by name, as lists, and what of them stays the same from call to call."""
+
+    def __init__(self, by_name: Mapping[str, Parameter]) -> None:
+        self.by_name = dict(by_name)
+        self.each = list(self.by_name.values())
+        self.mus = [parameter.q.mu for parameter in self.each]
+        self.rhos = [parameter.q.rho for parameter in self.each]
+        # One for each parameter, or none at all.
+        self.centres = [parameter.centre for parameter in self.each if parameter.centre is not None]
+        self.tensors = [*self.mus, *self.rhos, *self.centres]
+        # Those whose prior only Python knows.
+        self.own_priors = [number for number, p in enumerate(self.each) if type(p.prior) not in KNOWN_PRIORS]
+        self.cache: dict[str, Any] = {}  # of the backend: its table, and buffers to use again
+        if len(self.centres) not in (0, len(self.each)):
+            raise invalid("centre", "Parameters", "given for all parameters or for none", Described("some"))
+        for name, parameter in self.by_name.items():
+            if parameter.q.mu.numel() > MOST_WEIGHTS:
+                constraint = f"a module whose parameters have at most {MOST_WEIGHTS} weights each ('{name}' has more)"
+                raise invalid("net", "Bayesian", constraint, tensor_shape(parameter.q.mu))
+
+    def subset(self, names: Sequence[str]) -> "Parameters":
+        """Only those of these names."""
+        return Parameters({name: self.by_name[name] for name in names})
