@@ -31,6 +31,7 @@ Kind = Literal["model", "checkpoint", "sparse network", "agent", "estimator"]
 
 # The layout of the files. It rises when an older version of the library could not read them.
 FORMAT = 2
+# It was the key of models in format 1, so that an older version refuses a newer model by its format.
 _KEY = "bayesbackprop"
 
 # Format 1 was four layouts, each with a key of its own. Its checkpoints, alone, did not say their format.
@@ -156,6 +157,8 @@ def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -
     with _understanding(refusal):
         if number == 1:
             return _header_1(key, header)
+        if number != FORMAT:
+            raise ValueError(f"format {number}")
         kind, contents = header["kind"], header["contents"]
         if kind not in get_args(Kind) or not isinstance(contents, dict):
             raise ValueError(f"kind {kind!r} with {type(contents).__name__}")
@@ -255,7 +258,7 @@ def _clean(path: Path) -> None:
     name = re.compile(re.escape(_unfinished(path)) + "[0-9a-f]{16}" + re.escape(_UNFINISHED))
     with suppress(OSError):  # the file is written; whatever cannot be removed stays
         for left in path.parent.iterdir():
-            if name.fullmatch(left.name) and time.time() - left.lstat().st_mtime > _ABANDONED:
+            if name.fullmatch(left.name) and left.is_file() and time.time() - left.lstat().st_mtime > _ABANDONED:
                 left.unlink(missing_ok=True)
 
 

@@ -126,8 +126,10 @@ class Agent(ABC):
     def restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
         """Become the agent whose :meth:`tensors` these were."""
         own = self.tensors()
-        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in tensors.items()}:
+        expected, found = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (own, tensors))
+        if found != expected:
             raise invalid("tensors", type(self).__name__, "those of an agent like this one", Described("others"))
+        check_count(type(self).__name__, least=0, acted=acted, observed=observed)
         for name, value in own.items():
             value.detach().copy_(tensors[name])
         self.acted, self.observed = acted, observed
