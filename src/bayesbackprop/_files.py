@@ -97,7 +97,7 @@ def write(path: StrPath, kind: Kind, tensors: Mapping[str, Tensor], contents: Ma
         contents: What else :func:`read` gives back, as far as JSON can say it.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": contents}
+    header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": dict(contents)}
     write_atomically(Path(path), safetensors.torch.save(contiguous, metadata={_KEY: json.dumps(header)}))
 
 
@@ -152,8 +152,8 @@ def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -
         if type(number) is not int:
             raise TypeError(f"format {number!r}")
     if number > FORMAT:
-        writer = f"written by bayesbackprop {header.get('version')}"
-        raise refusal(f"of format {number}, {writer}; bayesbackprop {__version__} reads formats up to {FORMAT}")
+        known = f"bayesbackprop {__version__} reads up to format {FORMAT}"
+        raise refusal(f"which bayesbackprop {header.get('version')} wrote in format {number} ({known})")
     with _understanding(refusal):
         if number == 1:
             return _header_1(key, header)

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._errors import Described, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
 from bayesbackprop._files import read, write
 from bayesbackprop.estimators import Estimator
 from bayesbackprop.likelihoods import Likelihood
@@ -28,10 +28,17 @@ class _Metadata:
 
     @staticmethod
     def parse(contents: Mapping[str, Any]) -> "_Metadata":
+        seed, centred = contents["seed"], contents["centred"]
         parameters: dict[str, dict[str, Any]] = contents["parameters"]
+        check_count("Bayesian", least=0, seed=seed)  # which takes None for any seed
+        if not isinstance(centred, bool):
+            raise TypeError(f"centred {centred!r}")
+        for name, entry in parameters.items():
+            if entry["estimator"] not in get_args(Estimator):
+                raise ValueError(f"estimator {entry['estimator']!r} of {name}")
         return _Metadata(
-            seed=contents["seed"],
-            centred=contents["centred"],
+            seed=seed,
+            centred=centred,
             likelihood=likelihoods.from_description(contents["likelihood"]),
             priors={name: priors.from_description(entry["prior"]) for name, entry in parameters.items()},
             estimators={name: entry["estimator"] for name, entry in parameters.items()},

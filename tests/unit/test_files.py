@@ -104,9 +104,8 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-NEWER = (
-    f"of format {FORMAT + 1}, written by bayesbackprop 9.0; bayesbackprop {__version__} reads formats up to {FORMAT}"
-)
+KNOWN = f"bayesbackprop {__version__} reads up to format {FORMAT}"
+NEWER = f"which bayesbackprop 9.0 wrote in format {FORMAT + 1} ({KNOWN}) instead."
 FOREIGN = "which another program wrote "
 WHOLE = "which is not a whole safetensors file ("
 DAMAGED = "which is damaged or has metadata that cannot be understood ("

@@ -328,6 +328,8 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "format is text": _header(lambda header: header.update(format="1")),
     "a future format": _header(lambda header: header.update(format=3, version="9.0")),
     "seed is text": _metadata(lambda metadata: metadata.update(seed="7")),
+    "seed is null": _metadata(lambda metadata: metadata.update(seed=None)),
+    "centred is text": _metadata(lambda metadata: metadata.update(centred="no")),
     "parameters are a list": _metadata(lambda metadata: metadata.update(parameters=[1])),
     "likelihood is a list": _metadata(lambda metadata: metadata.update(likelihood=[1])),
     "likelihood without its noise": _metadata(lambda metadata: metadata["likelihood"].pop("noise")),
@@ -369,6 +371,20 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(write: Callable
     assert _bits(net) == before
     assert path.read_bytes() == file
     assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FILES if name.startswith(("no ", "seed", "centred", "prior", "estimator", "likelihood"))]
+)
+def test_metadata_that_cannot_be_understood_have_one_error(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    FILES[name](path)
+    damaged = "which is damaged or has metadata that cannot be understood"
+    expected = (
+        rf"The 'path' parameter of load must be a file of bayesbackprop that holds a model\. Got .*, {damaged} \("
+    )
+    with pytest.raises(ValueError, match=expected):
+        load(path, _normalised())
 
 
 @pytest.mark.parametrize(
