@@ -1,69 +1,273 @@
-"""Files that are written whole or not at all, and tensors with a little JSON in them. Reading never runs code."""
+"""The library's files: one format for all of them, atomic writes, and one error for whatever cannot be read.
 
+A file is a safetensors file. Its metadata has one entry, whose JSON says the number of the format, the kind of the
+file, the version of the library that wrote it, and the contents: what the writer of that kind needs besides tensors.
+Reading a file never runs code.
+"""
+
+import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, invalid
+from bayesbackprop._version import __version__
 
-_KEY = "bayesbackprop.checkpoint"
+StrPath = str | os.PathLike[str]
+Kind = Literal["model", "checkpoint", "sparse network", "agent", "estimator"]
+
+# The layout of the files. It rises when an older version of the library could not read them.
+FORMAT = 2
+# It was the key of models in format 1, so that an older version refuses a newer model by its format.
+_KEY = "bayesbackprop"
+
+# Format 1 was four layouts, each with a key of its own. Its checkpoints, alone, did not say their format.
+_CHECKPOINT_1 = "bayesbackprop.checkpoint"
+_KEYS_1: Mapping[str, Kind] = {
+    _KEY: "model",
+    "bayesbackprop.sparse": "sparse network",
+    "bayesbackprop.sklearn": "estimator",
+    _CHECKPOINT_1: "checkpoint",
+}
+
+# What code that interprets a damaged file raises: a missing name, a wrong type, a number out of range, and what torch
+# says of tensors that do not fit.
+_MISUNDERSTANDINGS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+# The end of the name of a file that is being written. It is long so that nobody else's file has it: see _clean.
+_UNFINISHED = ".bayesbackprop-unfinished"
+# Characters of the final name in that of the unfinished file: names have at most 255 bytes, and a character up to 4.
+_NAME = 40
+# Seconds, a day: a file that has been unfinished for longer was left by a process that was killed.
+_ABANDONED = 24 * 60 * 60.0
+
+
+# --- the format ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class File:
+    """What a file holds.
+
+    Attributes:
+        tensors: The tensors by name.
+        contents: What the writer said in JSON.
+    """
+
+    tensors: dict[str, Tensor]
+    contents: dict[str, Any]
+    _refusal: Callable[[str], ValueError]
+
+    @contextmanager
+    def understanding(self) -> Iterator[None]:
+        """Turn what goes wrong while the file is interpreted into the error for a file that cannot be read.
+
+        Examples:
+            >>> file = File({}, {}, partial(_refusal, "mlp", "load", "model"))
+            >>> with file.understanding():
+            ...     seed = file.contents["seed"]
+            Traceback (most recent call last):
+            ValueError: The 'path' parameter of load must be a file of bayesbackprop that holds a model. Got mlp, \
+which is damaged or has metadata that cannot be understood (KeyError: 'seed') instead.
+        """
+        with _understanding(self._refusal):
+            yield
+
+
+def write(path: StrPath, kind: Kind, tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> None:
+    """Write a file of this kind, atomically.
+
+    Args:
+        path: Where. The folder must exist.
+        kind: What the file holds.
+        tensors: Tensors by name.
+        contents: What else :func:`read` gives back, as far as JSON can say it.
+    """
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": dict(contents)}
+    write_atomically(Path(path), safetensors.torch.save(contiguous, metadata={_KEY: json.dumps(header)}))
+
+
+def read(path: StrPath, kind: Kind, owner: str) -> File:
+    """The file of this kind at ``path``, of this format or an older one; ``owner`` is whom errors name."""
+    refusal = partial(_refusal, path, owner, kind)
+    with _opened(path, owner, refusal) as file:
+        found, contents = _header(file.metadata() or {}, refusal)
+        if found != kind:
+            raise refusal(f"which holds {_article(found)}")
+        return File({name: file.get_tensor(name) for name in file.keys()}, contents, refusal)  # noqa: SIM118
+
+
+def kind_of(path: StrPath, owner: str) -> Kind:
+    """The kind of the file at ``path``, without reading its tensors; ``owner`` is whom errors name."""
+    refusal = partial(_refusal, path, owner, None)
+    with _opened(path, owner, refusal) as file:
+        return _header(file.metadata() or {}, refusal)[0]
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write tensors, and what JSON can say, as a checkpoint."""
+    write(path, "checkpoint", tensors, metadata)
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`write_checkpoint` wrote."""
+    file = read(path, "checkpoint", "read_checkpoint")
+    return file.tensors, file.contents
+
+
+@contextmanager
+def _opened(path: StrPath, owner: str, refusal: Callable[[str], ValueError]) -> Iterator[Any]:
+    """A safetensors file, whose tensors are read when they are asked for."""
+    if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
+        raise invalid("path", owner, "the path of a file", path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        raise refusal(f"which is not a whole safetensors file ({error})") from error
+
+
+def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -> tuple[Kind, dict[str, Any]]:
+    """The kind and the contents that the metadata of a safetensors file name."""
+    key = next((key for key in _KEYS_1 if key in metadata), None)
+    if key is None:
+        raise refusal("which another program wrote")
+    with _understanding(refusal):
+        header: dict[str, Any] = json.loads(metadata[key])
+        number = 1 if key == _CHECKPOINT_1 else header["format"]
+        if type(number) is not int:
+            raise TypeError(f"format {number!r}")
+    if number > FORMAT:
+        known = f"bayesbackprop {__version__} reads up to format {FORMAT}"
+        raise refusal(f"which bayesbackprop {header.get('version')} wrote in format {number} ({known})")
+    with _understanding(refusal):
+        if number == 1:
+            return _header_1(key, header)
+        if number != FORMAT:
+            raise ValueError(f"format {number}")
+        kind, contents = header["kind"], header["contents"]
+        if kind not in get_args(Kind) or not isinstance(contents, dict):
+            raise ValueError(f"kind {kind!r} with {type(contents).__name__}")
+        return kind, contents
+
+
+def _header_1(key: str, header: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:
+    """The kind and the contents of a file of format 1."""
+    if key == _CHECKPOINT_1:  # agents were written as checkpoints
+        return ("agent" if "agent" in header else "checkpoint"), dict(header)
+    return _KEYS_1[key], {name: value for name, value in header.items() if name not in ("format", "version")}
+
+
+@contextmanager
+def _understanding(refusal: Callable[[str], ValueError]) -> Iterator[None]:
+    try:
+        yield
+    except _MISUNDERSTANDINGS as error:
+        reason, *_ = str(error).splitlines() or [""]  # in further lines torch says where in its own code
+        why = f"{type(error).__name__}: {reason}"
+        raise refusal(f"which is damaged or has metadata that cannot be understood ({why})") from error
+
+
+def _refusal(path: StrPath, owner: str, kind: Kind | None, reason: str) -> ValueError:
+    """The one error for a file that cannot be read."""
+    constraint = "a file of bayesbackprop" + ("" if kind is None else f" that holds {_article(kind)}")
+    return invalid("path", owner, constraint, Described(f"{os.fspath(path)}, {reason}"))
+
+
+def _article(kind: Kind) -> str:
+    return f"{'an' if kind[0] in 'ae' else 'a'} {kind}"
+
+
+# --- atomic writes ---------------------------------------------------------------------------------------------------
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``; whoever is killed meanwhile leaves the file as it was."""
+    """Write ``content`` to ``path``. A crash in the middle leaves the old file intact.
+
+    Of several threads or processes that write the same path, one wins, and its file is whole. A new file has the
+    permissions that the umask allows; one that exists keeps those it has.
+    """
     path = path.resolve()
-    if path.exists() and not path.is_file():  # a pipe, or a device
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):  # a pipe, or a device
         path.write_bytes(content)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{_unfinished(path)}{secrets.token_hex(8)}{_UNFINISHED}")
+
+    def create(name: str, flags: int) -> int:
+        # The content may be secret: until the file has its permissions, it is its owner's alone.
+        return os.open(name, flags, 0o666 if mode is None else 0o600)
+
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "xb", opener=create) as file:  # x: neither an existing file nor a link is opened
             file.write(content)
             file.flush()
+            if mode is not None:
+                os.chmod(temporary, stat.S_IMODE(mode))
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    _clean(path)
+
+
+def _mode(path: Path) -> int | None:
+    """The type and permissions of what is at ``path``; None where there is nothing."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _unfinished(path: Path) -> str:
+    """How the names of unfinished files of ``path`` begin."""
+    return f".{path.name[:_NAME]}."
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the names in ``folder`` on the disk: a rename is not there before."""
+    try:
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        # Some systems cannot open or sync a folder, and one may have the right to write into it without that to read.
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.EPERM):
+            raise
+
+
+def _clean(path: Path) -> None:
+    """Remove what processes that were killed while they wrote ``path`` have left."""
+    name = re.compile(re.escape(_unfinished(path)) + "[0-9a-f]{16}" + re.escape(_UNFINISHED))
+    with suppress(OSError):  # the file is written; whatever cannot be removed stays
+        for left in path.parent.iterdir():
+            if name.fullmatch(left.name) and left.is_file() and time.time() - left.lstat().st_mtime > _ABANDONED:
+                left.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within it no other process is within it for the same folder; whoever is killed there lets the next one in."""
+    """Keep other processes out of the same block for the same folder. A process that dies releases the lock."""
     import fcntl  # not on every system
 
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write tensors, and what JSON can say, into one safetensors file."""
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(contiguous, metadata={_KEY: json.dumps(metadata)}))
-
-
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :func:`write_checkpoint` wrote."""
-    metadata, tensors = read_tensors(path, "read_checkpoint")
-    if _KEY not in metadata:
-        raise invalid("path", "read_checkpoint", "a checkpoint of bayesbackprop", Described(str(path)))
-    return tensors, json.loads(metadata[_KEY])
-
-
-def read_tensors(path: str | os.PathLike[str], owner: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The metadata and the tensors of a safetensors file."""
-    if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
-        raise invalid("path", owner, "the path of a file", path)
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise invalid("path", owner, "a whole safetensors file", Described(f"{path} ({error})")) from error

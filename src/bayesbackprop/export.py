@@ -5,30 +5,21 @@ goes: a hidden unit without incoming weights is a constant, which the biases of 
 outgoing weights disappears. Then each layer is kept dense or sparse, whichever is quicker (docs/decisions/pruning.md).
 """
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from bayesbackprop._engine.mlp import ACTIVATIONS, layers_of, runs_only_forward
-from bayesbackprop._errors import Described, invalid
-from bayesbackprop._files import read_tensors, write_atomically
-from bayesbackprop._version import __version__
+from bayesbackprop._errors import invalid
+from bayesbackprop._files import read, write
 from bayesbackprop.model import Bayesian
 
 __all__ = ["SparseLinear", "SparseNetwork", "load_sparse", "save_sparse", "sparse"]
-
-# The layout of the file. Raised when an older library could not read it.
-_FORMAT = 1
-KEY = "bayesbackprop.sparse"
 
 # Measured (docs/decisions/pruning.md). A product with fewer weights is quicker dense whatever its zeros, ...
 _SMALL = 2**15
@@ -178,7 +169,7 @@ def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
 
 
 def save_sparse(net: SparseNetwork, path: str | os.PathLike[str]) -> None:
-    """Write a network that :func:`sparse` made to one safetensors file at ``path``, whole or not at all.
+    """Write a network that :func:`sparse` made to one file at ``path``, atomically.
 
     Of a weight and its bias, one matrix, only what is not zero is written: its value and a byte.
     """
@@ -192,31 +183,20 @@ def save_sparse(net: SparseNetwork, path: str | os.PathLike[str]) -> None:
             tensors |= {f"{number}.{name}": tensor for name, tensor in _encode(_matrix(module)).items()}
         else:
             layers.append({"kind": type(module).__name__, "arguments": _arguments(module)})
-    metadata = {"format": _FORMAT, "version": __version__, "layers": layers}
-    write_atomically(Path(path), safetensors.torch.save(tensors, metadata={KEY: json.dumps(metadata)}))
+    write(path, "sparse network", tensors, {"layers": layers})
 
 
 def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
     """The network in a file that :func:`save_sparse` wrote. Nothing else is needed, and no code runs from the file."""
-    metadata, tensors = read_tensors(path, "load_sparse")
-    if KEY not in metadata:
-        got = Described(f"{path}, a safetensors file of another kind")
-        raise invalid("path", "load_sparse", "a file that save_sparse wrote", got)
-    try:
-        description = json.loads(metadata[KEY])
-        if description["format"] != _FORMAT:
-            raise ValueError(f"format {description['format']}, written by bayesbackprop {description.get('version')}")
-        modules = [_module(number, layer, tensors) for number, layer in enumerate(description["layers"])]
-        if tensors:
-            raise ValueError(f"{sorted(tensors)} besides")
+    file = read(path, "sparse network", "load_sparse")
+    with file.understanding():
+        modules = [_module(number, layer, file.tensors) for number, layer in enumerate(file.contents["layers"])]
+        if file.tensors:
+            raise ValueError(f"{sorted(file.tensors)} besides")
         linear = [module for module in modules if isinstance(module, (SparseLinear, nn.Linear))]
         if not linear or any(this.out_features != after.in_features for this, after in pairwise(linear)):
             raise ValueError("layers that do not fit together")
-        return SparseNetwork(nn.Sequential(*modules))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason, *_ = str(error).splitlines() or [""]  # torch adds where in its own code
-        got = Described(f"{path} ({type(error).__name__}: {reason})")
-        raise invalid("path", "load_sparse", "a file that this version of bayesbackprop can read", got) from error
+    return SparseNetwork(nn.Sequential(*modules))
 
 
 # --- making ----------------------------------------------------------------------------------------------------------

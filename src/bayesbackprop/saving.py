@@ -1,28 +1,19 @@
 """One safetensors file for a model: mu, rho, buffers and metadata. Loading never runs code from the file."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import safetensors
-import safetensors.torch
 from torch import Tensor, nn
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._engine.rules import Estimator
-from bayesbackprop._errors import Described, invalid, tensor_shape
-from bayesbackprop._files import read_tensors, write_atomically
-from bayesbackprop._version import __version__
+from bayesbackprop._engine import Estimator
+from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
+from bayesbackprop._files import read, write
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.priors import Prior
-
-# The layout of the file. Raised when an older library could not read it.
-_FORMAT = 1
-_KEY = "bayesbackprop"
 
 
 @dataclass(frozen=True)
@@ -36,27 +27,30 @@ class _Metadata:
     estimators: dict[str, Estimator]
 
     @staticmethod
-    def parse(data: dict[str, Any]) -> "_Metadata":
-        if not isinstance(data["format"], int) or data["format"] > _FORMAT:
-            raise ValueError(f"format {data['format']}, written by bayesbackprop {data.get('version')}")
-        parameters: dict[str, dict[str, Any]] = data["parameters"]
+    def parse(contents: Mapping[str, Any]) -> "_Metadata":
+        seed, centred = contents["seed"], contents["centred"]
+        parameters: dict[str, dict[str, Any]] = contents["parameters"]
+        check_count("Bayesian", least=0, seed=seed)  # which takes None for any seed
+        if not isinstance(centred, bool):
+            raise TypeError(f"centred {centred!r}")
+        for name, entry in parameters.items():
+            if entry["estimator"] not in get_args(Estimator):
+                raise ValueError(f"estimator {entry['estimator']!r} of {name}")
         return _Metadata(
-            seed=data["seed"],
-            centred=data["centred"],
-            likelihood=likelihoods.from_description(data["likelihood"]),
+            seed=seed,
+            centred=centred,
+            likelihood=likelihoods.from_description(contents["likelihood"]),
             priors={name: priors.from_description(entry["prior"]) for name, entry in parameters.items()},
             estimators={name: entry["estimator"] for name, entry in parameters.items()},
         )
 
 
 def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
-    """Write ``model`` to ``path``, whole or not at all."""
+    """Write ``model`` to ``path``, atomically."""
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
     bayesian = {entry.name: entry for entry in model.plan if entry.prior is not None}
-    metadata = {
-        "format": _FORMAT,
-        "version": __version__,
+    contents = {
         "seed": model.seed,
         "centred": model.has_centre,
         "likelihood": likelihoods.describe(model.likelihood),
@@ -66,8 +60,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
             if entry.prior is not None
         },
     }
-    tensors = {name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}
-    write_atomically(Path(path), safetensors.torch.save(tensors, metadata={_KEY: json.dumps(metadata)}))
+    write(path, "model", _tensors(model), contents)
 
 
 def load(
@@ -87,7 +80,10 @@ def load(
     """
     if not isinstance(net, nn.Module):
         raise invalid("net", "load", "a torch.nn.Module", net)
-    metadata, tensors = _read(path)
+    file = read(path, "model", "load")
+    tensors = file.tensors
+    with file.understanding():
+        metadata = _Metadata.parse(file.contents)
     likelihood = likelihood or metadata.likelihood
     if likelihood is None:
         raise invalid("likelihood", "load", "given, since the file has one of your own, which it cannot hold", None)
@@ -122,19 +118,6 @@ def _tensors(model: Bayesian) -> dict[str, Tensor]:
     saved = set(model.state_dict()) - {"_seed"}  # leaves out buffers that are not persistent; the seed is metadata
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name in saved}
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[_Metadata, dict[str, Tensor]]:
-    metadata, tensors = read_tensors(path, "load")
-    text = metadata.get(_KEY)
-    if text is None:
-        got = Described(f"{path}, a safetensors file of another program")
-        raise invalid("path", "load", "a file that bayesbackprop.save wrote", got)
-    try:
-        return _Metadata.parse(json.loads(text)), tensors
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        got = Described(f"{path} ({type(error).__name__}: {error})")
-        raise invalid("path", "load", "a file whose metadata this version of bayesbackprop can read", got) from error
 
 
 def _check_names(path: str | os.PathLike[str], names: list[str], net: nn.Module) -> None:

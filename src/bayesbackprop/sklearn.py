@@ -6,7 +6,6 @@ beside it nor on how often it is asked for.
 # ruff: noqa: N803 (X is scikit-learn's name)
 
 import copy
-import json
 import math
 import os
 from abc import ABC, abstractmethod
@@ -14,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from numbers import Integral
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -33,8 +31,7 @@ from bayesbackprop._errors import (
     invalid,
     tensor_shape,
 )
-from bayesbackprop._files import read_tensors, write_atomically
-from bayesbackprop._version import __version__
+from bayesbackprop._files import read, write
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
@@ -65,10 +62,6 @@ _WARMUP = 0.8
 
 # Rows to predict at a time: of their outputs there are ``draws`` times as many.
 _ROWS = 2**12
-
-# The layout of the file. Raised when an older library could not read it.
-_FORMAT = 1
-_KEY = "bayesbackprop.sklearn"
 
 # What a fitted estimator holds besides its model, and what a subclass adds.
 _LEARNT = ("n_features_in_", "n_iter_", "n_samples_seen_", "loss_curve_", "_steps", "_made")
@@ -259,42 +252,32 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     # --- files and pickles -------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator with its parameters to one safetensors file, whole or not at all."""
+        """Write the fitted estimator with its parameters to one file, atomically."""
         check_is_fitted(self)
         state = self.__getstate__()
         del state["model_"]
-        data = {"format": _FORMAT, "version": __version__, "estimator": self._name, "state": state}
         try:
-            text = json.dumps(data, default=_plain, sort_keys=True)
+            plain = _plain(state)
         except TypeError as error:
             constraint = "of numbers, text and the library's priors, which is all a file can hold; use pickle otherwise"
             raise invalid("estimator", f"{self._name}.save", constraint, Described(error)) from error
-        write_atomically(Path(path), safetensors.torch.save(self._tensors(), metadata={_KEY: text}))
+        write(path, "estimator", self._tensors(), {"estimator": self._name, "state": plain})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Self":
         """The estimator in a file that :meth:`save` wrote. No code runs from the file."""
-        owner = f"{cls.__name__}.load"
-        metadata, tensors = read_tensors(path, owner)
-        if _KEY not in metadata:
-            got = Described(f"{path}, a safetensors file of another kind")
-            raise invalid("path", owner, f"a file that {cls.__name__}.save wrote", got)
-        try:
-            data = json.loads(metadata[_KEY], object_hook=_rich)
-            if data["format"] != _FORMAT or data["estimator"] != cls.__name__:
-                raise ValueError(f"{data['estimator']}, format {data['format']}, of bayesbackprop {data['version']}")
-            estimator, state = cls(), data["state"]
+        file = read(path, "estimator", f"{cls.__name__}.load")
+        with file.understanding():
+            if file.contents["estimator"] != cls.__name__:
+                raise ValueError(f"the file of a {file.contents['estimator']}")
+            estimator, state = cls(), _rich(file.contents["state"])
             if isinstance(state["hidden_layer_sizes"], list):
                 state["hidden_layer_sizes"] = tuple(state["hidden_layer_sizes"])
             for name in (*estimator.get_params(deep=False), *_LEARNT, *cls._learnt):
                 setattr(estimator, name, state[name])
             if "feature_names_in_" in state:
                 estimator.feature_names_in_ = state["feature_names_in_"]
-            estimator._restore(tensors)
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason, *_ = str(error).splitlines() or [""]  # torch says more in further lines
-            got = Described(f"{path} ({type(error).__name__}: {reason})")
-            raise invalid("path", owner, f"a file of a {cls.__name__} that this version can read", got) from error
+            estimator._restore(file.tensors)
         return estimator
 
     def __getstate__(self) -> dict[str, Any]:
@@ -583,18 +566,30 @@ def _count(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold for what it cannot."""
-    if isinstance(value, np.generic):
-        return value.item()
+    """``value`` in terms of JSON, its mappings sorted; arrays and the library's priors become mappings."""
+    if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):  # but for long doubles
+        return _plain(item)
     if isinstance(value, np.ndarray):
-        return {"array": value.dtype.str, "values": value.tolist()}
+        return {"array": value.dtype.str, "values": _plain(value.tolist())}
     if isinstance(value, Prior) and (described := priors.describe(value))["kind"] != "own":
         return {"prior": described}
+    if isinstance(value, dict):
+        return {name: _plain(value[name]) for name in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     raise TypeError(f"{value!r}, a {type(value).__name__}")
 
 
-def _rich(value: dict[str, Any]) -> Any:
-    """What :func:`_plain` was given."""
+def _rich(value: Any) -> Any:
+    """What :func:`_plain` was given, but for tuples, which are lists."""
+    if isinstance(value, list):
+        return [_rich(each) for each in value]
+    if not isinstance(value, dict):
+        return value
     if value.keys() == {"array", "values"}:
         return np.array(value["values"], dtype=value["array"])
-    return priors.from_description(value["prior"]) if value.keys() == {"prior"} else value
+    if value.keys() == {"prior"}:
+        return priors.from_description(value["prior"])
+    return {name: _rich(each) for name, each in value.items()}

@@ -12,7 +12,6 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from bayesbackprop._errors import (
     invalid,
     tensor_shape,
 )
-from bayesbackprop._files import read_checkpoint, write_checkpoint
+from bayesbackprop._files import read, write
 from bayesbackprop.bandits.environments import check_action
 from bayesbackprop.bandits.network import Encoding, RewardNetwork
 from bayesbackprop.likelihoods import Gaussian
@@ -107,8 +106,8 @@ class Agent(ABC):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that the agent is and knows to ``path``, whole or not at all."""
-        write_checkpoint(Path(path), self.tensors(), {"agent": type(self).__name__, **self.described()})
+        """Write all that the agent is and knows to ``path``, atomically."""
+        write(path, "agent", self.tensors(), {"agent": type(self).__name__, **self.described()})
 
     def described(self) -> dict[str, Any]:
         """The arguments that make an agent like this one, as far as JSON can say them, and how far it is."""
@@ -127,8 +126,10 @@ class Agent(ABC):
     def restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
         """Become the agent whose :meth:`tensors` these were."""
         own = self.tensors()
-        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in tensors.items()}:
+        expected, found = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (own, tensors))
+        if found != expected:
             raise invalid("tensors", type(self).__name__, "those of an agent like this one", Described("others"))
+        check_count(type(self).__name__, least=0, acted=acted, observed=observed)
         for name, value in own.items():
             value.detach().copy_(tensors[name])
         self.acted, self.observed = acted, observed
@@ -490,16 +491,16 @@ AGENTS: dict[str, type[Agent]] = {
 
 def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
     """The agent in a file that ``agent.save`` wrote; with its ``prior``, if that is of the user's own."""
-    tensors, metadata = read_checkpoint(Path(path))
-    if metadata.get("agent") not in AGENTS:
-        raise invalid("path", "bandits.load", "a file that an agent's save wrote", Described(str(path)))
-    arguments = metadata["arguments"]
-    if "prior" in arguments:
-        arguments["prior"] = prior or priors.from_description(arguments["prior"])
-        if arguments["prior"] is None:
-            raise invalid("prior", "bandits.load", "given, since the file has one of your own", None)
-    agent = AGENTS[metadata["agent"]](**arguments)
-    agent.restore(tensors, metadata["acted"], metadata["observed"])
+    file = read(path, "agent", "bandits.load")
+    with file.understanding():
+        kind, arguments = AGENTS[file.contents["agent"]], dict(file.contents["arguments"])
+        if "prior" in arguments:
+            arguments["prior"] = prior or priors.from_description(arguments["prior"])
+    if "prior" in arguments and arguments["prior"] is None:
+        raise invalid("prior", "bandits.load", "given, since the file has one of your own", None)
+    with file.understanding():
+        agent = kind(**arguments)
+        agent.restore(file.tensors, file.contents["acted"], file.contents["observed"])
     return agent
 
 

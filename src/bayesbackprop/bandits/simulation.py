@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_count, invalid
-from bayesbackprop._files import read_checkpoint, write_checkpoint
+from bayesbackprop._files import read, write
 from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.environments import Environment
 from bayesbackprop.training import interrupt_deferred
@@ -84,23 +84,23 @@ def _write(path: Path, agent: Agent, environments: Sequence[Environment], regret
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"agent.{name}": tensor for name, tensor in agent.tensors().items()}
     counts = {"acted": agent.acted, "observed": agent.observed, "t": [e.t for e in environments]}
-    write_checkpoint(path, {**tensors, "regret": regret}, {"about": _about(agent, environments), **counts})
+    write(path, "checkpoint", {**tensors, "regret": regret}, {"about": _about(agent, environments), **counts})
 
 
 def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor) -> int:
-    tensors, metadata = read_checkpoint(path)
-    about = _about(agent, environments)
-    if metadata.get("about") != about:
+    file = read(path, "checkpoint", "simulate")
+    about = file.contents.get("about")
+    if about != _about(agent, environments):
         constraint = "of the same agent and environments; or choose another"
-        raise invalid("checkpoint", "simulate", constraint, Described(f"{path}, of {metadata.get('about')}"))
-    past = tensors.pop("regret")
-    done = min(past.shape[1], regret.shape[1])
+        raise invalid("checkpoint", "simulate", constraint, Described(f"{path}, of {about}"))
+    with file.understanding():
+        past, times = file.tensors["regret"], [int(t) for t in file.contents["t"]]
+        done = min(past.shape[1], regret.shape[1])
+        if len(times) != len(environments) or len(past) != len(regret):
+            raise ValueError(f"regret {list(past.shape)} at the times {times}")
+        known = {name.removeprefix("agent."): tensor for name, tensor in file.tensors.items() if name != "regret"}
+        agent.restore(known, file.contents["acted"], file.contents["observed"])
     regret[:, :done] = past[:, :done]
-    agent.restore(
-        {name.removeprefix("agent."): tensor for name, tensor in tensors.items()},
-        metadata["acted"],
-        metadata["observed"],
-    )
-    for environment, t in zip(environments, metadata["t"], strict=True):
+    for environment, t in zip(environments, times, strict=True):
         environment.t = t
     return done

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from bayesbackprop._errors import Described, invalid
-from bayesbackprop._files import read_checkpoint, write_atomically
+from bayesbackprop._files import kind_of, read_checkpoint, write_atomically
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import snr
 from bayesbackprop.training import BEST, read_metrics
@@ -163,10 +163,10 @@ def humps(grid: NDArray[np.float64], density: NDArray[np.float64]) -> list[float
 
 def trained_weights(folder: Path) -> NDArray[np.float64]:
     """All weights of the selected network of a run; of a Bayesian one a draw."""
-    tensors, _ = read_checkpoint(folder / BEST)
-    if any(".rho." in name for name in tensors):
+    if kind_of(folder / MODEL, "trained_weights") == "model":
         weights = list(bayesian_in(folder).draw().weights.values())
     else:
+        tensors, _ = read_checkpoint(folder / BEST)
         weights = [value for name, value in tensors.items() if ".net." in name]
     return torch.cat([weight.detach().flatten() for weight in weights]).double().numpy()
 

@@ -7,10 +7,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from bayesbackprop import export as shipping
 from bayesbackprop._errors import Described, check_count, invalid
-from bayesbackprop._files import read_tensors
-from bayesbackprop.export import SparseNetwork
+from bayesbackprop._files import kind_of, read
+from bayesbackprop.export import SparseNetwork, load_sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.saving import load
 
@@ -43,10 +42,13 @@ def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:
     A file of ``save`` must hold an :func:`mlp`. Its sizes stand in the file; that its functions are ReLU does not, and
     is assumed. For another network make it yourself and use ``load``.
     """
-    metadata, tensors = read_tensors(path, "from_file")
-    if shipping.KEY in metadata:
-        return shipping.load_sparse(path)
-    return load(path, mlp(_sizes(path, tensors)))
+    kind = kind_of(path, "from_file")
+    if kind == "sparse network":
+        return load_sparse(path)
+    if kind == "checkpoint":
+        got = Described(f"{path}, the state of a run in training")
+        raise invalid("path", "from_file", "the model that a run leaves at its end, model.safetensors", got)
+    return load(path, mlp(_sizes(path, read(path, "model", "from_file").tensors)))
 
 
 def _sizes(path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> list[int]:
@@ -60,9 +62,6 @@ def _sizes(path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> list[int
         for number, (inputs, outputs) in enumerate(pairwise(sizes))
         for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,)))
     }
-    if any(name.startswith("objective.") for name in tensors):
-        got = Described(f"{path}, the state of a run in training")
-        raise invalid("path", "from_file", "the model that a run leaves at its end, model.safetensors", got)
     if not means or means != expected:
         got = Described(f"{path}, with {', '.join(f'{name} {list(shape)}' for name, shape in means.items()) or 'none'}")
         constraint = "a checkpoint of a fully connected nn.Sequential of nn.Linear and nn.ReLU in turn"

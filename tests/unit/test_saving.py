@@ -1,6 +1,5 @@
 """A model and its file: the round trip is exact, and what cannot be read is refused and changes nothing."""
 
-import json
 import os
 import pickle
 import resource
@@ -31,10 +30,9 @@ from bayesbackprop import (
     load,
     save,
 )
+from rewriting import rewrite
 
 pytestmark = pytest.mark.identities
-
-KEY = "bayesbackprop"
 
 
 class Recurrent(nn.Module):
@@ -272,31 +270,28 @@ def _cut(where: Callable[[int, int], int]) -> Callable[[Path], None]:
     return write
 
 
-def _metadata(change: Callable[[dict[str, Any]], Any], text: str | None = None) -> Callable[[Path], None]:
-    """A good file with its metadata changed, or with another text in their place."""
+def _changed(
+    change: Callable[[dict[str, Any], dict[str, Tensor]], Any], text: str | None = None
+) -> Callable[[Path], None]:
+    """A good file with its header or its tensors changed, or with another text in place of the header."""
 
     def write(path: Path) -> None:
         _good(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = json.loads(file.metadata()[KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        change(metadata)
-        safetensors.torch.save_file(tensors, path, metadata={KEY: text or json.dumps(metadata)})
+        rewrite(path, change, text)
 
     return write
+
+
+def _header(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    return _changed(lambda header, _: change(header))
+
+
+def _metadata(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    return _changed(lambda header, _: change(header["contents"]))
 
 
 def _tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], None]:
-    """A good file with other tensors."""
-
-    def write(path: Path) -> None:
-        _good(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        change(tensors)
-        safetensors.torch.save_file(tensors, path, metadata=metadata)
-
-    return write
+    return _changed(lambda _, tensors: change(tensors))
 
 
 def _other(model: Callable[[], Bayesian]) -> Callable[[Path], None]:
@@ -323,15 +318,18 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "another program's, with metadata": lambda path: safetensors.torch.save_file(
         _normalised().state_dict(), path, metadata={"format": "pt"}
     ),
-    "not JSON": _metadata(lambda metadata: None, "{'format': 1}"),
-    "no mapping": _metadata(lambda metadata: None, "[1]"),
+    "not JSON": _changed(lambda header, tensors: None, "{'format': 1}"),
+    "no mapping": _changed(lambda header, tensors: None, "[1]"),
     **{
         f"no {field}": _metadata(lambda metadata, field=field: metadata.pop(field))
-        for field in ("format", "seed", "centred", "likelihood", "parameters")
+        for field in ("seed", "centred", "likelihood", "parameters")
     },
-    "format is text": _metadata(lambda metadata: metadata.update(format="1")),
-    "a future format": _metadata(lambda metadata: metadata.update(format=2, version="9.0")),
+    "no format": _header(lambda header: header.pop("format")),
+    "format is text": _header(lambda header: header.update(format="1")),
+    "a future format": _header(lambda header: header.update(format=3, version="9.0")),
     "seed is text": _metadata(lambda metadata: metadata.update(seed="7")),
+    "seed is null": _metadata(lambda metadata: metadata.update(seed=None)),
+    "centred is text": _metadata(lambda metadata: metadata.update(centred="no")),
     "parameters are a list": _metadata(lambda metadata: metadata.update(parameters=[1])),
     "likelihood is a list": _metadata(lambda metadata: metadata.update(likelihood=[1])),
     "likelihood without its noise": _metadata(lambda metadata: metadata["likelihood"].pop("noise")),
@@ -376,6 +374,20 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(write: Callable
 
 
 @pytest.mark.parametrize(
+    "name", [name for name in FILES if name.startswith(("no ", "seed", "centred", "prior", "estimator", "likelihood"))]
+)
+def test_metadata_that_cannot_be_understood_have_one_error(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    FILES[name](path)
+    damaged = "which is damaged or has metadata that cannot be understood"
+    expected = (
+        rf"The 'path' parameter of load must be a file of bayesbackprop that holds a model\. Got .*, {damaged} \("
+    )
+    with pytest.raises(ValueError, match=expected):
+        load(path, _normalised())
+
+
+@pytest.mark.parametrize(
     ("net", "match"),
     [
         (lambda: _normalised().requires_grad_(False), "must be"),
@@ -396,7 +408,7 @@ def test_a_network_that_does_not_fit_is_refused(net: Callable[[], Any], match: s
 
 def test_the_good_file_of_these_tests_is_good(tmp_path: Path) -> None:
     """What the refusals above are about is what was changed, not the file it was changed in."""
-    for write in (_good, _metadata(lambda metadata: None), _tensors(lambda tensors: None)):
+    for write in (_good, _changed(lambda header, tensors: None)):
         write(tmp_path / "model")
         assert load(tmp_path / "model", _normalised()).seed == 2**62 + 1
 

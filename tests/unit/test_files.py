@@ -1,0 +1,437 @@
+"""The library's files: one format, one error for whatever cannot be read, and writes that are atomic."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import safetensors.torch
+import torch
+
+from bayesbackprop import _files
+from bayesbackprop._files import (
+    FORMAT,
+    Kind,
+    kind_of,
+    read,
+    read_checkpoint,
+    write,
+    write_atomically,
+    write_checkpoint,
+)
+from bayesbackprop._version import __version__
+from rewriting import header_of, rewrite
+
+pytestmark = pytest.mark.identities
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+# --- the format ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_and_contents_come_back(kind: Kind, tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 4).T,
+        "b": torch.tensor(7),
+        "c.d": torch.randn(2, dtype=torch.float64, requires_grad=True),
+        "none": torch.zeros(0, 3),
+    }
+    contents = {"numbers": [0.1, 1e-300], "text": "é", "nested": {"none": None}, "format": 9, "kind": "own", "agent": 1}
+    write(tmp_path / "file", kind, tensors, contents)
+    file = read(str(tmp_path / "file"), kind, "load")
+    assert file.contents == contents
+    assert file.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert file.tensors[name].dtype == tensor.dtype
+        assert torch.equal(file.tensors[name], tensor)
+    assert kind_of(tmp_path / "file", "load") == kind
+    header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": contents}
+    assert header_of(tmp_path / "file") == header
+
+
+def test_a_checkpoint_is_one_of_the_kinds(tmp_path: Path) -> None:
+    tensors, metadata = {"a": torch.randn(3, 4)}, {"step": 3}
+    write_checkpoint(tmp_path / "file", tensors, metadata)
+    found, about = read_checkpoint(tmp_path / "file")
+    assert about == metadata
+    assert found.keys() == tensors.keys()
+    assert torch.equal(found["a"], tensors["a"])
+    assert kind_of(tmp_path / "file", "load") == "checkpoint"
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        read_checkpoint(tmp_path / "nothing")
+
+
+def test_the_kind_is_found_without_reading_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unread:
+        def __init__(self, metadata: dict[str, str]) -> None:
+            self.metadata = lambda: metadata
+
+    @contextmanager
+    def opened(path: Path, framework: str) -> Iterator[Unread]:
+        with original(path, framework=framework) as file:
+            yield Unread(file.metadata())
+
+    write(tmp_path / "file", "agent", {"a": torch.zeros(3)}, {})
+    original = _files.safetensors.safe_open
+    monkeypatch.setattr(_files.safetensors, "safe_open", opened)
+    assert kind_of(tmp_path / "file", "load") == "agent"
+
+
+# --- what cannot be read ---------------------------------------------------------------------------------------------
+
+Reader = Callable[[Path], Any]
+READERS: dict[str, tuple[Reader, str]] = {
+    "read": (lambda path: read(path, "model", "load"), "a file of bayesbackprop that holds a model"),
+    "kind_of": (lambda path: kind_of(path, "load"), "a file of bayesbackprop"),
+}
+
+
+def _rewritten(change: Callable[[dict[str, Any]], Any], text: str | None = None) -> Callable[[Path], None]:
+    return lambda path: rewrite(path, lambda header, _: change(header), text)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+KNOWN = f"bayesbackprop {__version__} reads up to format {FORMAT}"
+NEWER = f"which bayesbackprop 9.0 wrote in format {FORMAT + 1} ({KNOWN}) instead."
+FOREIGN = "which another program wrote "
+WHOLE = "which is not a whole safetensors file ("
+DAMAGED = "which is damaged or has metadata that cannot be understood ("
+CAUSES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "empty": (lambda path: path.write_bytes(b""), WHOLE),
+    "text": (lambda path: path.write_text("This is no model.\n" * 20), WHOLE),
+    "cut": (_cut, WHOLE),
+    "another program's": (lambda path: safetensors.torch.save_file({"a": torch.zeros(1)}, path), FOREIGN),
+    "another program's, with metadata": (
+        lambda path: safetensors.torch.save_file({"a": torch.zeros(1)}, path, metadata={"format": "pt"}),
+        FOREIGN,
+    ),
+    "a newer format": (_rewritten(lambda header: header.update(format=FORMAT + 1, version="9.0")), NEWER),
+    "a newer format of another shape": (
+        _rewritten(lambda header: (header.clear(), header.update(format=FORMAT + 1, version="9.0"))),
+        NEWER,
+    ),
+    "no JSON": (_rewritten(lambda header: None, "{"), DAMAGED + "JSONDecodeError: "),
+    "JSON that never ends": (_rewritten(lambda header: None, "[" * 100_000), DAMAGED + "RecursionError: "),
+    "a list": (_rewritten(lambda header: None, "[1]"), DAMAGED + "TypeError: "),
+    "no format": (_rewritten(lambda header: header.pop("format")), DAMAGED + "KeyError: 'format')"),
+    "a format that is text": (_rewritten(lambda header: header.update(format="2")), DAMAGED + "TypeError: format '2')"),
+    "a format that is no number": (_rewritten(lambda header: header.update(format=True)), DAMAGED + "TypeError: "),
+    "a format that never was": (_rewritten(lambda header: header.update(format=0)), DAMAGED + "ValueError: format 0)"),
+    "no kind": (_rewritten(lambda header: header.pop("kind")), DAMAGED + "KeyError: 'kind')"),
+    "an unknown kind": (_rewritten(lambda header: header.update(kind="bomb")), DAMAGED + "ValueError: kind 'bomb' "),
+    "a kind that is a list": (_rewritten(lambda header: header.update(kind=["model"])), DAMAGED + "ValueError: "),
+    "no contents": (_rewritten(lambda header: header.pop("contents")), DAMAGED + "KeyError: 'contents')"),
+    "contents that are a list": (_rewritten(lambda header: header.update(contents=[])), DAMAGED + "ValueError: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reader", "expected"), READERS.values(), ids=list(READERS))
+@pytest.mark.parametrize(("spoil", "reason"), CAUSES.values(), ids=list(CAUSES))
+def test_every_cause_has_one_text(
+    spoil: Callable[[Path], Any], reason: str, reader: Reader, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    write(path, "model", {"a": torch.zeros(3)}, {"seed": 1})
+    spoil(path)
+    with pytest.raises(ValueError, match=r" instead\.$") as refused:
+        reader(path)
+    assert str(refused.value).startswith(f"The 'path' parameter of load must be {expected}. Got {path}, {reason}")
+
+
+@pytest.mark.parametrize("found", KINDS)
+@pytest.mark.parametrize("expected", KINDS)
+def test_a_file_of_another_kind_is_refused(found: Kind, expected: Kind, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write(path, found, {}, {})
+    if found == expected:
+        assert read(path, expected, "load").contents == {}
+        return
+    article = {"agent": "an", "estimator": "an"}
+    with pytest.raises(ValueError, match="which holds") as refused:
+        read(path, expected, "load")
+    holds = [f"{article.get(kind, 'a')} {kind}" for kind in (expected, found)]
+    assert str(refused.value) == (
+        f"The 'path' parameter of load must be a file of bayesbackprop that holds {holds[0]}. "
+        f"Got {path}, which holds {holds[1]} instead."
+    )
+
+
+@pytest.mark.parametrize("reader", [reader for reader, _ in READERS.values()], ids=list(READERS))
+def test_what_is_no_file(reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        reader(tmp_path / "nowhere")
+    for path in (tmp_path, None, 3, b"file"):
+        with pytest.raises(ValueError, match="'path' parameter of load must be the path of a file"):
+            reader(path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "kind", [AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError]
+)
+def test_misunderstandings_become_the_one_error(kind: type[Exception], tmp_path: Path) -> None:
+    error = kind("x\nin further lines" if kind is RuntimeError else "x")
+    write(tmp_path / "file", "agent", {}, {})
+    file = read(tmp_path / "file", "agent", "bandits.load")
+    with pytest.raises(ValueError, match=r" instead\.$") as refused, file.understanding():
+        raise error
+    reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    assert str(refused.value) == (
+        "The 'path' parameter of bandits.load must be a file of bayesbackprop that holds an agent. "
+        f"Got {tmp_path / 'file'}, {DAMAGED}{reason}) instead."
+    )
+    assert refused.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt("now"), MemoryError("full")])
+def test_what_is_not_the_files_fault_is_left_alone(error: BaseException, tmp_path: Path) -> None:
+    write(tmp_path / "file", "agent", {}, {})
+    file = read(tmp_path / "file", "agent", "load")
+    with pytest.raises(type(error), match=str(error)), file.understanding():
+        raise error
+
+
+def test_contents_that_json_cannot_say_write_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="JSON"):
+        write(tmp_path / "file", "model", {}, {"set": {1}})
+    assert os.listdir(tmp_path) == []
+
+
+# --- atomic writes ---------------------------------------------------------------------------------------------------
+
+
+def _no_space(*_: Any) -> None:
+    raise OSError("no space left")
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace", "chmod"])
+def test_a_file_is_written_whole_or_not_at_all(function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"before")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, _no_space)
+        with pytest.raises(OSError, match="no space"):
+            write_atomically(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+    write_atomically(path, b"after")
+    assert path.read_bytes() == b"after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_is_on_the_disk_before_it_takes_its_place_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, events, fsync, replace = tmp_path / "file", [], os.fsync, os.replace
+
+    def synced(number: int) -> None:
+        status = os.fstat(number)
+        folder = stat.S_ISDIR(status.st_mode)
+        assert not folder or os.path.samestat(status, tmp_path.stat())
+        events.append(("fsync", "folder" if folder else status.st_size, path.exists()))
+        fsync(number)
+
+    def replaced(source: Path, target: Path) -> None:
+        events.append(("replace", source.stat().st_size, path.exists()))
+        assert source.parent == target.parent
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    write_atomically(path, b"12345")
+    assert events == [("fsync", 5, False), ("replace", 5, False), ("fsync", "folder", True)]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EACCES])
+def test_a_folder_that_cannot_be_synced_is_written_to(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_for_folders(monkeypatch, number)
+    write_atomically(tmp_path / "file", b"12345")
+    assert (tmp_path / "file").read_bytes() == b"12345"
+
+
+def test_a_disk_that_fails_to_sync_a_folder_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fail_for_folders(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="the folder"):
+        write_atomically(tmp_path / "file", b"12345")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def _fail_for_folders(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fsync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, "the folder")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+
+
+def test_threads_that_write_the_same_path_do_not_tear_each_others_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fsync = tmp_path / "file", os.fsync
+    contents = [bytes([65 + number]) * (number + 1) * 1000 for number in range(4)]
+    together = threading.Barrier(len(contents), timeout=60)
+    seen: list[bytes] = []
+    errors: list[BaseException] = []
+
+    def synced(number: int) -> None:
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            together.wait()  # all have written, and none has put its file in place
+        fsync(number)
+
+    def work(content: bytes) -> None:
+        try:
+            write_atomically(path, content)
+            seen.append(path.read_bytes())
+        except BaseException as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    threads = [threading.Thread(target=work, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert set(seen) <= set(contents)
+    assert path.read_bytes() in contents
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    victim.write_text("precious")
+    folder.mkdir()
+    (folder / f".file.{os.getpid()}").symlink_to(victim)  # a name that can be guessed
+    write_atomically(folder / "file", b"content")
+    assert victim.read_text() == "precious"
+    assert not (folder / "file").is_symlink()
+
+    names: list[Path] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda source, target: (names.append(source), replace(source, target)))
+    monkeypatch.setattr(_files.secrets, "token_hex", lambda count: "0" * 2 * count)
+    write_atomically(folder / "file", b"content")
+    names[0].symlink_to(victim)  # and the name itself
+    with pytest.raises(FileExistsError):
+        write_atomically(folder / "file", b"other")
+    assert victim.read_text() == "precious"
+    assert (folder / "file").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_a_new_file_has_the_permissions_that_the_umask_allows(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "file", b"content")
+    finally:
+        os.umask(before)
+    assert oct(stat.S_IMODE((tmp_path / "file").stat().st_mode)) == oct(0o666 & ~umask)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o444])
+def test_a_file_that_exists_keeps_its_permissions(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, chmod, before = tmp_path / "file", os.chmod, []
+    path.touch()
+    path.chmod(mode)
+
+    def changed(name: Path, mode: int) -> None:
+        before.append(oct(stat.S_IMODE(name.stat().st_mode)))
+        chmod(name, mode)
+
+    monkeypatch.setattr(os, "chmod", changed)
+    write_atomically(path, b"content")
+    assert path.read_bytes() == b"content"
+    assert oct(stat.S_IMODE(path.stat().st_mode)) == oct(mode)
+    assert before == [oct(0o600)]  # never open to more than it was
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link, target = tmp_path / "link", tmp_path / "folder" / "file"
+    link.symlink_to(target)
+    for content in (b"new", b"old"):
+        write_atomically(link, content)
+        assert link.is_symlink()
+        assert target.read_bytes() == content
+    assert os.listdir(tmp_path / "folder") == ["file"]
+
+
+def test_a_device_is_written_to() -> None:
+    write_atomically(Path(os.devnull), b"content")
+    assert not Path(os.devnull).is_file()
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "ñ" * 127, "名" * 85], ids=["ascii", "two bytes", "three bytes"])
+def test_names_may_be_as_long_as_names_can_be(name: str, tmp_path: Path) -> None:
+    write_atomically(tmp_path / name, b"content")
+    assert os.listdir(tmp_path) == [name]
+
+
+# --- what processes that were killed leave ---------------------------------------------------------------------------
+
+KILLED = """
+import os, pathlib, signal, sys
+from bayesbackprop._files import write_atomically
+os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
+write_atomically(pathlib.Path(sys.argv[1]), b"half of it")
+"""
+
+
+def _age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def test_what_a_killed_process_left_goes_after_a_day(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"before")
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert path.read_bytes() == b"before"
+    (left,) = (each for each in tmp_path.iterdir() if each != path)
+    assert left.read_bytes() == b"half of it"
+
+    write_atomically(path, b"after")
+    assert left.exists()  # it might still be being written
+    _age(left, 25 * 3600)
+    write_atomically(tmp_path / "another", b"after")
+    assert left.exists()
+    write_atomically(path, b"at last")
+    assert sorted(os.listdir(tmp_path)) == ["another", "file"]
+
+
+def test_nothing_else_is_cleaned(tmp_path: Path) -> None:
+    end = ".bayesbackprop-unfinished"
+    others = [
+        ".file.swp",
+        ".file.0123456789abcdef",
+        f"file.0123456789abcdef{end}",
+        f".file.0123456789abcdeg{end}",
+        f".file.0123456789abcdef{end}.txt",
+        f".filed.0123456789abcdef{end}",
+        f".file.more.0123456789abcdef{end}",
+        f".file.0123456789abcdef{end}".replace(".file", "xfile"),
+    ]
+    for name in others:
+        (tmp_path / name).touch()
+        _age(tmp_path / name, 1e7)
+    (tmp_path / f".file.{'0' * 16}{end}").mkdir()  # a folder of that name is nobody's leftover
+    _age(tmp_path / f".file.{'0' * 16}{end}", 1e7)
+    write_atomically(tmp_path / "file", b"content")
+    assert set(os.listdir(tmp_path)) == {*others, "file", f".file.{'0' * 16}{end}"}
