@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import bayesbackprop as kernels
 from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Normal, load, save
-from bayesbackprop import _engine as kernels
 
 pytestmark = pytest.mark.identities
 

@@ -328,9 +328,9 @@ def test_the_report_names_the_estimator_and_the_reason(row: Row, estimator: str)
         expected = None if deterministic else "shared" if fallback else estimator
         assert entry.estimator == expected, entry.name
         assert (entry.prior is None) == deterministic
-        assert bool(entry.why) == (deterministic or (fallback and estimator != "shared")), entry.name
+        assert bool(entry.reason) == (deterministic or (fallback and estimator != "shared")), entry.name
         assert f" {expected or 'deterministic'} " in lines[entry.name]
-        assert not entry.why or lines[entry.name].endswith(f"  {entry.why}")
+        assert not entry.reason or lines[entry.name].endswith(f"  {entry.reason}")
 
 
 # --- padding, sequences, examples ------------------------------------------------------------------------------------
@@ -574,7 +574,7 @@ class Plain(nn.Module):
 def test_a_module_without_a_rule_is_drawn_as_shared(estimator: str) -> None:
     model, x = _wrap(Plain(), estimator), torch.randn(4, 3, dtype=torch.float64)
     assert {entry.estimator for entry in model.plan} == {"shared"}
-    assert all(bool(entry.why) == (estimator != "shared") for entry in model.plan)
+    assert all(bool(entry.reason) == (estimator != "shared") for entry in model.plan)
     assert torch.equal(model.draw()(x), functional_call(model.net, model.draw().weights, (x,)))
 
 

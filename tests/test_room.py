@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from bayesbackprop._engine.room import Room
 from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, Categorical, Cost, FreeEnergy, Gaussian, Likelihood, Normal
 from bayesbackprop import _engine as kernels
 from bayesbackprop._engine import room
-from bayesbackprop._engine.room import Room
 from opaque import Opaque
 
 pytestmark = pytest.mark.equivalence

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from bayesbackprop.rowwise import _ROWS, chain_of
 from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, Categorical, Gaussian, ScaleMixture
 from bayesbackprop import _engine as kernels
-from bayesbackprop.rowwise import _ROWS, chain_of
 from ztests import assert_mean, assert_z
 
 FEW, MANY = 3, _ROWS  # examples: all layers draw outputs, or only the first does

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from bayesbackprop._engine.stack import Stack
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import prune
@@ -30,7 +31,6 @@ from bayesbackprop import (
     ScaleMixture,
 )
 from bayesbackprop import _engine as kernels
-from bayesbackprop._engine.stack import Stack
 from opaque import Opaque
 
 pytestmark = pytest.mark.equivalence

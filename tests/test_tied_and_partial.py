@@ -136,7 +136,7 @@ def test_only_what_is_selected_is_random(options: dict[str, Any], expected: set[
     model = _wrap(net, Normal(1.0), sigma=0.5, estimator=estimator, **options)
     assert _bayesian(model) == set(model.posterior) == set(model.draw().weights) == expected
     assert {name.removeprefix("rho.") for name, _ in model.named_parameters() if name.startswith("rho.")} == expected
-    assert all(entry.why for entry in model.plan if entry.prior is None)
+    assert all(entry.reason for entry in model.plan if entry.prior is None)
     closed = sum(
         kl_divergence(TorchNormal(q.mu, q.sigma), TorchNormal(0.0, 1.0)).sum() for q in model.posterior.values()
     )
@@ -156,7 +156,7 @@ def test_frozen_parameters_stay_as_they_are(estimator: str) -> None:
     net[0].requires_grad_(False)
     model = _wrap(net, sigma=0.5, estimator=estimator)
     assert _bayesian(model) == {"3.weight", "3.bias"}
-    assert all("frozen" in entry.why for entry in model.plan if entry.name.startswith("0."))
+    assert all("frozen" in entry.reason for entry in model.plan if entry.name.startswith("0."))
     FreeEnergy(model, n=5)(torch.randn(5, 3).double(), torch.randn(5, 2).double()).backward()
     assert net[0].weight.grad is None
     assert net[3].weight.grad is not None
@@ -232,8 +232,8 @@ def test_a_bias_follows_its_weight(rule: str) -> None:
     plan = {entry.name: entry for entry in model.plan}
     assert {plan[name].estimator for name in ("0.weight", "3.weight")} == {rule}
     assert {plan[name].estimator for name in ("0.bias", "3.bias")} == {"shared"}
-    assert not plan["0.bias"].why
-    assert plan["3.bias"].why == f"no {other}: a bias follows its weight, which has {rule}"
+    assert not plan["0.bias"].reason
+    assert plan["3.bias"].reason == f"no {other}: a bias follows its weight, which has {rule}"
     # At a zero input a layer is its bias, which all examples share though the weight has a rule of its own.
     layer = _wrap(nn.Linear(3, 4), sigma=0.5, estimator={"weight": rule, "bias": "shared"})
     output = layer.draw()(torch.zeros(2, 3).double())

@@ -1,4 +1,4 @@
-"""The specification of a network: which parameters are Bayesian, with which prior and estimator, and why the rest are not."""
+"""What each parameter of a network is to be: Bayesian, with which prior and estimator, or deterministic, and why."""
 
 import re
 from collections.abc import Callable, Mapping

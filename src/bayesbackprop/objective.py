@@ -72,10 +72,10 @@ class Cost(Tensor):
         """The weight of the complexity in the total."""
         return torch.as_tensor(self._weight, dtype=self.complexity.dtype, device=self.complexity.device)
 
-    def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Tensor]:
         return iter((self.total, self.likelihood, self.complexity, self.complexity_weight))
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ARG002
         parts = {name: getattr(self, name).item() for name in ("total", "likelihood", "complexity")}
         shown = ", ".join(f"{name}={value:.6g}" for name, value in parts.items())
         return f"Cost({shown}, weight={float(self.complexity_weight):.3g})"

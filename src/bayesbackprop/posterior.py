@@ -33,7 +33,7 @@ def softplus(rho: Tensor) -> Tensor:
 
 
 def constant_rho(dtype: torch.dtype) -> float:
-    """The rho of constant weights: so far down that weight decay does not bring it back, but not -inf, nor NaN later."""
+    """The rho of constant weights: so far down that weight decay does not bring it back, but finite, as -inf is not."""
     return max(-1e30, torch.finfo(dtype).min / 2)
 
 

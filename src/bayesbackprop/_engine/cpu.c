@@ -53,7 +53,7 @@ typedef struct {
     Key key;
     uint32_t draw;
     double gc;    /* backward: the gradient of the complexity */
-    int64_t many; /* draws: how many */
+    int64_t many; /* draws, normal: how many */
 } Call;
 
 /* Philox4x32-10 at the counters (first + j, stream, step, draw) for j < count, a multiple of 8. */
@@ -223,7 +223,7 @@ static PyMethodDef methods[] = {
     METHOD(draws, "(table, threads, seed, step, draw, many): w[k] = mu + softplus(rho) * eps of draw + k"),
     METHOD(backward, "(table, threads, 0, 0, 0, gc): gmu and grho from gw"),
     METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
-    METHOD(normal, "(table, threads, seed, step, draw, 0): w = eps"),
+    METHOD(normal, "(table, threads, seed, step, draw, many): w[k] = eps of draw + k"),
     METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),
     {NULL, NULL, 0, NULL}};
 

@@ -26,6 +26,7 @@ if _cpu is not None:
     _NAMES, _LETTERS = zip(*(field.split(":") for field in _cpu.FIELDS.split()), strict=True)
     _ROW = struct.Struct("=" + "".join(_LETTERS))
     _WORDS = len(_NAMES)  # of 8 bytes each
+    _N, _STREAM, _WIDE = map(_NAMES.index, ("n", "stream", "wide"))
     _MU, _RHO, _CENTRE, _W, _GW, _GMU, _GRHO = map(_NAMES.index, ("mu", "rho", "centre", "w", "gw", "gmu", "grho"))
     _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
 
@@ -46,9 +47,9 @@ def takes(tensors: Sequence[Tensor]) -> bool:
     return True
 
 
-def normal(out: Tensor, key: Key, stream: int) -> Tensor:
-    """Fill the contiguous ``out`` with standard normal numbers: the twin of ``noise.normal``."""
-    return _fill(_cpu.normal, out, key, stream)
+def normal(out: Tensor, key: Key, stream: int, many: int = 1) -> Tensor:
+    """Fill the contiguous ``out`` with the standard normal numbers of ``many`` draws: the twin of ``noise.normal``."""
+    return _fill(_cpu.normal, out, key, stream, many)
 
 
 def signs(out: Tensor, key: Key, stream: int) -> Tensor:
@@ -64,7 +65,10 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
 
 def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
-    ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
+    if many == 1:  # often called, by those who use a draw and forget it
+        ws = [w.unsqueeze(0) for w in buffers(parameters, "weights", parameters.mus)]
+    else:
+        ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
     _launch(_cpu.draws, parameters, {_W: ws}, key, float(many))
     return ws
 
@@ -90,11 +94,12 @@ def variances(parameters: Parameters) -> list[Tensor]:
     return squares
 
 
-def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int) -> Tensor:
-    row = dict.fromkeys(_NAMES, 0) | {"n": out.numel(), "stream": stream, "w": out.data_ptr()}
-    row["wide"] = out.dtype is torch.float64
-    table = bytearray(_ROW.pack(*row.values()))
-    kernel(table, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), 0.0)
+def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int, many: int = 1) -> Tensor:
+    words = [0] * _WORDS
+    words[_N], words[_STREAM], words[_W] = out.numel() // many, stream, out.data_ptr()
+    words[_WIDE] = out.dtype is torch.float64
+    table = bytearray(_ROW.pack(*words))
+    kernel(table, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), float(many))
     return out
 
 
@@ -125,18 +130,17 @@ def _address_of_copy(tensor: Tensor, held: list[Tensor]) -> int:
 def _table(parameters: Parameters) -> bytes:
     """The table of the kernels, with no addresses in it; made anew where a type has changed."""
     types = [mu.dtype for mu in parameters.mus]
-    known, table = parameters.cache.get("table", (None, b""))
-    if known != types:
-        row = dict.fromkeys(_NAMES, 0)
+    known: tuple[list[torch.dtype], bytes] = parameters.cache.get("table", ([], b""))
+    if known[0] != types:
+        row: dict[str, float] = dict.fromkeys(_NAMES, 0)
         rows: list[bytes] = []
         for p, dtype in zip(parameters.each, types, strict=True):
             kind, a, b, c = p.prior_numbers
             row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": dtype is torch.float64}
             row |= {"kind": _KINDS[kind], "a": a, "b": b, "c": c}
             rows.append(_ROW.pack(*row.values()))
-        table = b"".join(rows)
-        parameters.cache["table"] = types, table
-    return table
+        known = parameters.cache["table"] = types, b"".join(rows)
+    return known[1]
 
 
 # --- memory that is used again ---------------------------------------------------------------------------------------

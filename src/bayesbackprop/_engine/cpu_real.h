@@ -235,14 +235,15 @@ CLONES static double NAME(variance)(const Call *call, const Param *p, int64_t fi
     return 0;
 }
 
-/* Only the noise. */
+/* Only the noise, of call->many draws, one after another in a [many, n] buffer. */
 CLONES static double NAME(normal)(const Call *call, const Param *p, int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; i += BLOCK) {
-        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        REAL eps[BLOCK];
-        NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
-        memcpy((REAL *)p->w + i, eps, m * sizeof(REAL));
-    }
+    for (int64_t k = 0; k < call->many; k++)
+        for (int64_t i = first; i < first + count; i += BLOCK) {
+            int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+            REAL eps[BLOCK];
+            NAME(noise)(&call->key, (uint32_t)p->stream, call->draw + (uint32_t)k, i, m, eps);
+            memcpy((REAL *)p->w + k * p->n + i, eps, m * sizeof(REAL));
+        }
     return 0;
 }
 

@@ -297,9 +297,8 @@ class _Layer(NamedTuple):
         """A draw of the outputs with each key; with ``one_row`` of noise for all, a row's draws are its own matter."""
         rows, units = mean.shape[-2:]
         shape = (1 if one_row else rows, units)
-        zetas = [ops.normal(shape, key, self.stream, mean.dtype, mean.device) for key in keys]
-        zeta = zetas[0].unsqueeze(0) if len(zetas) == 1 else torch.stack(zetas)
-        return torch.addcmul(mean, zeta, deviation) if one_row else zeta.mul_(deviation).add_(mean)
+        zeta = ops.normals(len(keys), shape, keys[0], self.stream, mean.dtype, mean.device)
+        return torch.addcmul(mean, zeta, deviation) if one_row and rows > 1 else zeta.mul_(deviation).add_(mean)
 
     def drawn(self, x: Tensor, key: Key) -> Tensor:
         """The outputs for a draw of the weights."""

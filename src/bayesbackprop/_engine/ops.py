@@ -86,6 +86,16 @@ def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, de
     return _numbers("normal", shape, key, stream, dtype, device)
 
 
+def normals(
+    many: int, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The standard normal numbers ``[many, *shape]`` of ``many`` draws, counted from ``key.draw``."""
+    if _enabled.get() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not _traced(key):
+        return cpu.normal(torch.empty((many, *shape), dtype=dtype), key, stream, many)
+    keys = (key._replace(draw=key.draw + number) for number in range(many))
+    return torch.stack([normal(shape, each, stream, dtype, device) for each in keys])
+
+
 def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Random signs, a pure function of ``key`` and ``stream``."""
     return _numbers("signs", shape, key, stream, dtype, device)
@@ -225,7 +235,7 @@ def _parameters(
 
 
 def _prior(kind: int, numbers: list[float]) -> Prior:
-    for prior, (name, numbers_of) in KNOWN_PRIORS.items():
+    for prior, (name, _) in KNOWN_PRIORS.items():
         if name == PRIOR_KINDS[kind]:
             used = len(prior.__dataclass_fields__)  # type: ignore[attr-defined]
             return prior(*numbers[:used])

@@ -405,8 +405,7 @@ class ThompsonSampling(_Neural):
             return torch.stack(drawn).mean(0).argmax(0).tolist()
 
     def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
-        self._objective.n = remembered
-        return self._objective((contexts, actions), rewards)
+        return self._objective((contexts, actions), rewards, n=remembered)
 
     def tensors(self) -> dict[str, Tensor]:
         return {**super().tensors(), "step": self._objective.step}
