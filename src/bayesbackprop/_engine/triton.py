@@ -42,17 +42,12 @@ _UNIT = tl.constexpr(2.0**-32)  # turns a random word into a number in [0, 1)
 _HALF_UNIT = tl.constexpr(2.0**-33)  # keeps that number away from 0
 _TURN = tl.constexpr(2.0**-32 * 2.0 * math.pi)  # turns a random word into an angle
 
-# What the arguments of kernels are; to a type checker they are anything.
-Pointer: TypeAlias = Any
-Scalar: TypeAlias = Any
-Block: TypeAlias = Any
-
 
 # --- functions of kernels ---------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _word(value: Scalar) -> Scalar:
+def _word(value: tl.tensor) -> tl.tensor:
     """A word of a Philox counter, from a number or from the address of one."""
     if value.dtype.is_ptr():
         value = tl.load(value)
@@ -60,25 +55,40 @@ def _word(value: Scalar) -> Scalar:
 
 
 @triton.jit
-def _blocks(BLOCKS: tl.constexpr) -> Block:  # noqa: N803
+def _blocks(BLOCKS: tl.constexpr) -> tl.tensor:
     """The Philox blocks of this program."""
     return tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
 
 
 @triton.jit
-def _place(block: Block, quarter: tl.constexpr) -> Block:
+def _place(block: tl.tensor, quarter: tl.constexpr) -> tl.tensor:
     """Where in the tensor the number ``quarter`` of each block stands."""
     return block // _LANES * (4 * _LANES) + quarter * _LANES + block % _LANES
 
 
 @triton.jit
-def _words(block: Block, seed: Scalar, step: Scalar, draw: Scalar, stream: Scalar) -> tuple[Block, Block, Block, Block]:
+def _pick(quarter: tl.constexpr, q0: tl.tensor, q1: tl.tensor, q2: tl.tensor, q3: tl.tensor) -> tl.tensor:
+    """One of four blocks. Triton 3.2, which comes with torch 2.6, indexes no tuples."""
+    if quarter == 0:
+        return q0
+    elif quarter == 1:
+        return q1
+    elif quarter == 2:
+        return q2
+    else:
+        return q3
+
+
+@triton.jit
+def _words(
+    block: tl.tensor, seed: tl.tensor, step: tl.tensor, draw: tl.tensor, stream: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Four random words of each block: ``noise.philox``, bit by bit."""
     return tl.philox(seed, block.to(tl.uint32), _word(stream), _word(step), _word(draw))
 
 
 @triton.jit
-def _box_muller(a: Block, b: Block, REAL: tl.constexpr) -> tuple[Block, Block]:  # noqa: N803
+def _box_muller(a: tl.tensor, b: tl.tensor, REAL: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Two standard normal numbers from two random words."""
     radius = tl.sqrt(-2.0 * tl.log(a.to(REAL) * _UNIT + _HALF_UNIT))
     angle = b.to(REAL) * _TURN
@@ -87,13 +97,13 @@ def _box_muller(a: Block, b: Block, REAL: tl.constexpr) -> tuple[Block, Block]: 
 
 @triton.jit
 def _normals(
-    block: Block,
-    seed: Scalar,
-    step: Scalar,
-    draw: Scalar,
-    stream: Scalar,
-    REAL: tl.constexpr,  # noqa: N803
-) -> tuple[Block, Block, Block, Block]:
+    block: tl.tensor,
+    seed: tl.tensor,
+    step: tl.tensor,
+    draw: tl.tensor,
+    stream: tl.tensor,
+    REAL: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Four standard normal numbers of each block."""
     x0, x1, x2, x3 = _words(block, seed, step, draw, stream)
     n0, n1 = _box_muller(x0, x1, REAL)
@@ -102,7 +112,7 @@ def _normals(
 
 
 @triton.jit
-def _softplus(rho: Block) -> tuple[Block, Block]:
+def _softplus(rho: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """t = exp(-|rho|) and ``scale``, from which all that depends on rho follows without overflow or underflow.
 
     sigma = log(1 + exp(rho)) = exp(min(rho, 0)) * scale,  log sigma = min(rho, 0) + log(scale),
@@ -116,7 +126,7 @@ def _softplus(rho: Block) -> tuple[Block, Block]:
 
 
 @triton.jit
-def _mixture(v: Block, numbers: Pointer, REAL: tl.constexpr) -> tuple[Block, Block, Block, Block]:  # noqa: N803
+def _mixture(v: tl.tensor, numbers: tl.tensor, REAL: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Both components at v: which is larger, t = smaller / larger, and the two precisions.
 
     d is the logarithm of their ratio.
@@ -127,7 +137,7 @@ def _mixture(v: Block, numbers: Pointer, REAL: tl.constexpr) -> tuple[Block, Blo
 
 
 @triton.jit
-def _prior_cost(v: Block, numbers: Pointer, KIND: tl.constexpr, REAL: tl.constexpr) -> Block:  # noqa: N803
+def _prior_cost(v: tl.tensor, numbers: tl.tensor, KIND: tl.constexpr, REAL: tl.constexpr) -> tl.tensor:
     """-log P(v), with the constants of log q(w|theta) in it; see :func:`_numbers`."""
     cost = tl.load(numbers).to(REAL)
     if KIND == _NORMAL:
@@ -142,11 +152,12 @@ def _prior_cost(v: Block, numbers: Pointer, KIND: tl.constexpr, REAL: tl.constex
 
 
 @triton.jit
-def _prior_slope(v: Block, numbers: Pointer, KIND: tl.constexpr, REAL: tl.constexpr) -> Block:  # noqa: N803
+def _prior_slope(v: tl.tensor, numbers: tl.tensor, KIND: tl.constexpr, REAL: tl.constexpr) -> tl.tensor:
     """-d log P(v) / dv."""
+    # Only one of these branches is compiled, and without ``else`` it would have to run into the next.
     if KIND == _NORMAL:
         return tl.load(numbers + 1).to(REAL) * v
-    elif KIND == _LAPLACE:  # noqa: RET505 - Triton compiles only the branch that holds
+    elif KIND == _LAPLACE:
         precision = tl.load(numbers + 1).to(REAL)
         return tl.where(v > 0, precision, tl.where(v < 0, -precision, v))  # the last one is 0 or NaN
     elif KIND == _MIXTURE:
@@ -165,65 +176,65 @@ _VARYING = ("seed", "step", "draw", "stream")
 
 @triton.jit(do_not_specialize=_VARYING)
 def _normal_kernel(
-    out: Pointer,
-    size: Scalar,
-    seed: Scalar,
-    step: Scalar,
-    draw: Scalar,
-    stream: Scalar,
-    REAL: tl.constexpr,  # noqa: N803
-    BLOCKS: tl.constexpr,  # noqa: N803
+    out: tl.tensor,
+    size: tl.tensor,
+    seed: tl.tensor,
+    step: tl.tensor,
+    draw: tl.tensor,
+    stream: tl.tensor,
+    REAL: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ) -> None:
     block = _blocks(BLOCKS)
-    numbers = _normals(block, seed, step, draw, stream, REAL)
+    n0, n1, n2, n3 = _normals(block, seed, step, draw, stream, REAL)
     for quarter in tl.static_range(4):
         at = _place(block, quarter)
-        tl.store(out + at, numbers[quarter], at < size)
+        tl.store(out + at, _pick(quarter, n0, n1, n2, n3), at < size)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _signs_kernel(
-    out: Pointer,
-    size: Scalar,
-    seed: Scalar,
-    step: Scalar,
-    draw: Scalar,
-    stream: Scalar,
-    BLOCKS: tl.constexpr,  # noqa: N803
+    out: tl.tensor,
+    size: tl.tensor,
+    seed: tl.tensor,
+    step: tl.tensor,
+    draw: tl.tensor,
+    stream: tl.tensor,
+    BLOCKS: tl.constexpr,
 ) -> None:
     block = _blocks(BLOCKS)
-    words = _words(block, seed, step, draw, stream)
+    x0, x1, x2, x3 = _words(block, seed, step, draw, stream)
     for quarter in tl.static_range(4):
         at = _place(block, quarter)
-        tl.store(out + at, 1 - 2 * (words[quarter] >> 31).to(tl.int32), at < size)
+        tl.store(out + at, 1 - 2 * (_pick(quarter, x0, x1, x2, x3) >> 31).to(tl.int32), at < size)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _draw_kernel(
-    w_pointer: Pointer,
-    costs: Pointer,
-    mu_pointer: Pointer,
-    rho_pointer: Pointer,
-    centre: Pointer,
-    numbers: Pointer,
-    size: Scalar,
-    seed: Scalar,
-    step: Scalar,
-    draw: Scalar,
-    stream: Scalar,
-    KIND: tl.constexpr,  # noqa: N803
-    REAL: tl.constexpr,  # noqa: N803
-    BLOCKS: tl.constexpr,  # noqa: N803
+    w_pointer: tl.tensor,
+    costs: tl.tensor,
+    mu_pointer: tl.tensor,
+    rho_pointer: tl.tensor,
+    centre: tl.tensor,
+    numbers: tl.tensor,
+    size: tl.tensor,
+    seed: tl.tensor,
+    step: tl.tensor,
+    draw: tl.tensor,
+    stream: tl.tensor,
+    KIND: tl.constexpr,
+    REAL: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ) -> None:
     block = _blocks(BLOCKS)
-    noise = _normals(block, seed, step, draw, stream, REAL)
+    n0, n1, n2, n3 = _normals(block, seed, step, draw, stream, REAL)
     total = tl.zeros([BLOCKS], REAL)
     for quarter in tl.static_range(4):
-        at, eps = _place(block, quarter), noise[quarter]
+        at, eps = _place(block, quarter), _pick(quarter, n0, n1, n2, n3)
         inside = at < size
         mu = tl.load(mu_pointer + at, inside, other=0.0).to(REAL)
-        rho = tl.load(rho_pointer + at, inside, other=0.0).to(REAL)
-        constant = rho < _CONSTANT_BELOW
+        rho = tl.load(rho_pointer + at, inside, other=2 * _CONSTANT_BELOW).to(REAL)
+        constant = rho < _CONSTANT_BELOW  # as is all that lies outside, and so adds nothing to the cost
         t, scale = _softplus(rho)
         w = tl.where(constant, mu, mu + tl.where(rho < 0, t, 1.0) * scale * eps)
         w = w.to(w_pointer.dtype.element_ty)
@@ -233,26 +244,26 @@ def _draw_kernel(
             v -= tl.load(centre + at, inside, other=0.0).to(REAL)
         log_sigma = tl.where(rho < 0, rho, 0.0) + tl.log(scale)
         cost = _prior_cost(v, numbers, KIND, REAL) - 0.5 * eps * eps - log_sigma
-        total += tl.where(inside & ~constant, cost, 0.0)
+        total += tl.where(constant, 0.0, cost)
     # Four neighbours were added in REAL, which costs no more than the rounding of each; the rest adds up in float64.
     tl.store(costs + tl.program_id(0), tl.sum(total.to(tl.float64), 0))
 
 
 @triton.jit
 def _backward_kernel(
-    to_mu: Pointer,
-    to_rho: Pointer,
-    mu_pointer: Pointer,
-    rho_pointer: Pointer,
-    centre: Pointer,
-    w_pointer: Pointer,
-    gradient: Pointer,
-    complexity_gradient: Pointer,
-    numbers: Pointer,
-    size: Scalar,
-    KIND: tl.constexpr,  # noqa: N803
-    REAL: tl.constexpr,  # noqa: N803
-    ELEMENTS: tl.constexpr,  # noqa: N803
+    to_mu: tl.tensor,
+    to_rho: tl.tensor,
+    mu_pointer: tl.tensor,
+    rho_pointer: tl.tensor,
+    centre: tl.tensor,
+    w_pointer: tl.tensor,
+    gradient: tl.tensor,
+    complexity_gradient: tl.tensor,
+    numbers: tl.tensor,
+    size: tl.tensor,
+    KIND: tl.constexpr,
+    REAL: tl.constexpr,
+    ELEMENTS: tl.constexpr,
 ) -> None:
     at = _blocks(ELEMENTS)
     inside = at < size
