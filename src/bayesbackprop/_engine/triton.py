@@ -55,9 +55,9 @@ def _word(value: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _blocks(BLOCKS: tl.constexpr) -> tl.tensor:
-    """The Philox blocks of this program."""
-    return tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+def _share(COUNT: tl.constexpr) -> tl.tensor:
+    """The blocks or elements that this program takes, by their numbers."""
+    return tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def _normal_kernel(
     REAL: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    block = _blocks(BLOCKS)
+    block = _share(BLOCKS)
     n0, n1, n2, n3 = _normals(block, seed, step, draw, stream, REAL)
     for quarter in tl.static_range(4):
         at = _place(block, quarter)
@@ -202,7 +202,7 @@ def _signs_kernel(
     stream: tl.tensor,
     BLOCKS: tl.constexpr,
 ) -> None:
-    block = _blocks(BLOCKS)
+    block = _share(BLOCKS)
     x0, x1, x2, x3 = _words(block, seed, step, draw, stream)
     for quarter in tl.static_range(4):
         at = _place(block, quarter)
@@ -226,7 +226,7 @@ def _draw_kernel(
     REAL: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    block = _blocks(BLOCKS)
+    block = _share(BLOCKS)
     n0, n1, n2, n3 = _normals(block, seed, step, draw, stream, REAL)
     total = tl.zeros([BLOCKS], REAL)
     for quarter in tl.static_range(4):
@@ -265,7 +265,7 @@ def _backward_kernel(
     REAL: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ) -> None:
-    at = _blocks(ELEMENTS)
+    at = _share(ELEMENTS)
     inside = at < size
     rho = tl.load(rho_pointer + at, inside, other=0.0).to(REAL)
     w = tl.load(w_pointer + at, inside, other=0.0).to(REAL)

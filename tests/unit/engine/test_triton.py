@@ -216,8 +216,9 @@ def test_a_nan_is_seen() -> None:
     rho[0] = math.nan
     for numbers in PRIORS:
         w, cost = kernels.draw(mu, rho, None, numbers, STREAM, *KEY)
-        _, to_rho = kernels.backward(mu, rho, None, numbers, w, gradient, 1.0)
+        to_mu, to_rho = kernels.backward(mu, rho, None, numbers, w, gradient, 1.0)
         assert w[0].isnan()
+        assert to_mu[0].isnan() or numbers[0] == kernels.NONE
         assert cost.isnan()
         assert to_rho[0].isnan()
         assert w[1:].isfinite().all()
