@@ -34,7 +34,7 @@ _ELEMENTS = 4 * _BLOCKS  # elements of any program
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
-# What the kernels read. Triton admits no other kind of global variable.
+# Constants that kernels read. Triton refuses any other kind of global variable.
 _LANES = tl.constexpr(LANES)
 _NORMAL, _MIXTURE, _LAPLACE = tl.constexpr(NORMAL), tl.constexpr(MIXTURE), tl.constexpr(LAPLACE)
 _CONSTANT_BELOW = tl.constexpr(-1000.0)  # a rho below this marks a constant weight
@@ -127,9 +127,9 @@ def _softplus(rho: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def _mixture(v: tl.tensor, numbers: tl.tensor, REAL: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Both components at v: which is larger, t = smaller / larger, and the two precisions.
+    """Whether the first component is the larger at v, t = smaller / larger, and the two precisions.
 
-    d is the logarithm of their ratio.
+    With d = log(first / second), t = exp(-|d|), which cannot overflow.
     """
     precision1, precision2 = tl.load(numbers + 1).to(REAL), tl.load(numbers + 2).to(REAL)
     d = (tl.load(numbers + 3) - tl.load(numbers + 4)).to(REAL) + 0.5 * (precision2 - precision1) * v * v
@@ -154,7 +154,7 @@ def _prior_cost(v: tl.tensor, numbers: tl.tensor, KIND: tl.constexpr, REAL: tl.c
 @triton.jit
 def _prior_slope(v: tl.tensor, numbers: tl.tensor, KIND: tl.constexpr, REAL: tl.constexpr) -> tl.tensor:
     """-d log P(v) / dv."""
-    # Only one of these branches is compiled, and without ``else`` it would have to run into the next.
+    # Triton compiles one of these branches. Without ``else``, it would also compile what follows the branch.
     if KIND == _NORMAL:
         return tl.load(numbers + 1).to(REAL) * v
     elif KIND == _LAPLACE:
