@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesbackprop_paper.bench.contenders import DROPOUT, OURS, SGD, Contender, Task, bayesian
-from bayesbackprop_paper.bench.measure import Quartiles, Track, interleaved, peak_memory
+from bayesbackprop_paper.bench.measure import CPU, Quartiles, Track, interleaved, peak_memory
 from bayesbackprop_paper.bench.report import Row, Run
 
 # Ours, with the ensemble drawn once and used again.
@@ -25,19 +25,20 @@ _BASES = ("sgd", "dropout", "passes", OURS.name)
 
 @dataclass(frozen=True)
 class Config:
-    """How to measure: what every row says of the run, the other libraries, and what shows the progress."""
+    """How to measure: what every row says of the run, the other libraries, what shows the progress, and where."""
 
     run: Run
     peers: Sequence[Contender] = ()
     optimiser: bool = True
     track: Track = lambda rounds, _: rounds
+    device: torch.device = CPU
 
 
 def step(config: Config, units: Sequence[int]) -> list[Row]:
     """784-U-U-10 on batches of 128, for each U of ``units``, and its peak memory."""
-    batch, tasks = 128, [Task((784, number, number, 10)) for number in units]
+    batch, tasks = 128, [Task((784, number, number, 10), config.device) for number in units]
     rows: list[Row] = []
-    with _settings(config.run):
+    with _settings(config):
         memory = [_memory(config, task, batch) for task in tasks]
         for task, extra in zip(tasks, memory, strict=True):
             rows += _training(config, task, batch, warm_up=5, extra=extra)
@@ -46,17 +47,17 @@ def step(config: Config, units: Sequence[int]) -> list[Row]:
 
 def small(config: Config) -> list[Row]:
     """119-100-100-1 on batches of 64, the network of the paper's bandits, where all is overhead."""
-    with _settings(config.run):
-        return _training(config, Task((119, 100, 100, 1)), batch=64, warm_up=50, extra={})
+    with _settings(config):
+        return _training(config, Task((119, 100, 100, 1), config.device), batch=64, warm_up=50, extra={})
 
 
 def predict(config: Config, units: int, images: Sequence[int], draws: int) -> list[Row]:
     """The probabilities of ``draws`` networks 784-U-U-10 for some images, beside as many plain passes."""
-    task = Task((784, units, units, 10))
+    task = Task((784, units, units, 10), config.device)
     notes = {"passes": "one plain network", OURS.name: "predict(x)", KEPT: "ensemble().predict(x)"}
     notes |= {contender.name: "a loop over draws" for contender in config.peers}
     rows: list[Row] = []
-    with _settings(config.run), torch.no_grad():
+    with _settings(config), torch.no_grad():
         model = bayesian(task)
         ensemble = model.ensemble(draws)
         peers = {contender.name: contender.build(task) for contender in config.peers}
@@ -69,20 +70,20 @@ def predict(config: Config, units: int, images: Sequence[int], draws: int) -> li
             }
             runs |= {name: partial(_average, trainee.forward, x, draws) for name, trainee in peers.items()}
             title = f"{task.name}, {draws} draws for {number}"
-            times = interleaved(runs, config.run.rounds, 1, config.run.seed, config.track, title)
+            times = interleaved(runs, config.run.rounds, 1, config.run.seed, config.track, title, config.device)
             shared = {"images": number, "draws": draws}
             rows += _rows(config.run, task, number, times, notes, dict.fromkeys(times, shared))
     return rows
 
 
 @contextmanager
-def _settings(run: Run) -> Iterator[None]:
+def _settings(config: Config) -> Iterator[None]:
     """The run's threads and seed, and afterwards those from before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(run.threads)
+    torch.set_num_threads(config.run.threads)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(run.seed)
+        with torch.random.fork_rng(devices=[config.device] if config.device.type == "cuda" else []):
+            torch.manual_seed(config.run.seed)
             yield
     finally:
         torch.set_num_threads(before)
@@ -92,7 +93,8 @@ def _training(config: Config, task: Task, batch: int, warm_up: int, extra: Extra
     contenders = _contenders(config)
     x, y = task.data(batch)
     steps = {each.name: _step(each, task, x, y, config.optimiser) for each in contenders}
-    times = interleaved(steps, config.run.rounds, warm_up, config.run.seed, config.track, f"{task.name}, steps")
+    title = f"{task.name}, steps"
+    times = interleaved(steps, config.run.rounds, warm_up, config.run.seed, config.track, title, config.device)
     return _rows(config.run, task, batch, times, {each.name: each.objective for each in contenders}, extra)
 
 
@@ -103,7 +105,7 @@ def _memory(config: Config, task: Task, batch: int) -> Extra:
     above: dict[str, float] = {}
     contenders = _contenders(config)
     for _, each in zip(config.track(range(len(contenders)), f"{task.name}, memory"), contenders, strict=True):
-        peak = peak_memory(partial(_step, each, task, x, y, config.optimiser))
+        peak = peak_memory(partial(_step, each, task, x, y, config.optimiser), config.device)
         above[each.name] = peak / weights - 2 * each.tensors  # as many gradients as parameters
     return {name: {"memory": value, "memory_activations": above[SGD.name]} for name, value in above.items()}
 

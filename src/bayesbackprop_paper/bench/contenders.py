@@ -11,6 +11,7 @@ from bayesbackprop.likelihoods import Categorical, Gaussian
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import ScaleMixture
+from bayesbackprop_paper.bench.measure import CPU
 
 # The size of the training set, which scales the complexity cost and has no influence on time.
 N = 50_000
@@ -20,9 +21,10 @@ MIXTURE = ScaleMixture(pi=0.25, sigma1=0.37, sigma2=0.001)
 
 
 class Task(NamedTuple):
-    """A fully connected network and its kind of data: classes, or one real number."""
+    """A fully connected network, its kind of data (classes, or one real number), and the device of both."""
 
     sizes: tuple[int, ...]
+    device: torch.device = CPU
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ class Task(NamedTuple):
     def data(self, batch: int) -> tuple[Tensor, Tensor]:
         """Random inputs and targets."""
         targets = torch.randint(self.sizes[-1], (batch,)) if self.classifies else torch.randn(batch, 1)
-        return torch.rand(batch, self.sizes[0]), targets
+        return torch.rand(batch, self.sizes[0]).to(self.device), targets.to(self.device)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The plain loss."""
@@ -54,7 +56,7 @@ class Task(NamedTuple):
         for number, (inputs, outputs) in enumerate(pairwise(self.sizes)):
             layers += [nn.Dropout(0.5 if number else 0.2)] if dropout else []
             layers += [linear(inputs, outputs), nn.ReLU()]
-        return nn.Sequential(*layers[:-1])
+        return nn.Sequential(*layers[:-1]).to(self.device)
 
 
 class Differentiable(Protocol):

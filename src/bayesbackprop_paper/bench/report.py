@@ -19,6 +19,7 @@ import torch
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._files import write_atomically
 from bayesbackprop._version import __version__
+from bayesbackprop_paper.bench.measure import CPU
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,22 @@ class Row:
     memory_activations: float | None = None
 
 
-def this_run(what: str, command: str, threads: int, rounds: int, seed: int, distributions: Iterable[str] = ()) -> Run:
-    """A run here and now, with these other distributions."""
+def this_run(
+    what: str,
+    command: str,
+    threads: int,
+    rounds: int,
+    seed: int,
+    distributions: Iterable[str] = (),
+    device: torch.device = CPU,
+) -> Run:
+    """A run here and now, on ``device``, with these other distributions."""
     versions = {"bayesbackprop": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in distributions}
-    return Run(what, command, threads, rounds, seed, date.today().isoformat(), _machine(), versions)
+    return Run(what, command, threads, rounds, seed, date.today().isoformat(), _machine(device), versions)
 
 
-def _machine() -> str:
+def _machine(device: torch.device) -> str:
     """The kind of machine, never which one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -77,7 +86,8 @@ def _machine() -> str:
     except (OSError, StopIteration):
         model = platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{model}, {cores} cores, {platform.system()}"
+    gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
+    return f"{gpu}{model}, {cores} cores, {platform.system()}"
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

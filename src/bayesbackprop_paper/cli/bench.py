@@ -4,7 +4,7 @@ import importlib.util
 import json as jsons
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated
 import rich.console
 import rich.progress
 import rich.table
+import torch
 import typer
 
 from bayesbackprop._files import write_atomically
@@ -40,6 +41,16 @@ def _place(path: Path | None) -> Path | None:
     return path
 
 
+def _present(name: str) -> str:
+    """Refuse what is neither the CPU nor a GPU of this machine."""
+    kind, _, index = name.partition(":")
+    if name != "cpu" and (kind != "cuda" or (index and not index.isdecimal())):
+        raise typer.BadParameter(f"it must be cpu, cuda or cuda:N, not {name}.")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise typer.BadParameter(f"torch {torch.__version__} finds no device {name} here.")
+    return name
+
+
 Peers = Annotated[bool, typer.Option("--peers", help="Also the other libraries that are installed.")]
 Json = Annotated[
     Path | None, typer.Option("--json", dir_okay=False, callback=_place, help="Also write the rows to this file.")
@@ -47,6 +58,7 @@ Json = Annotated[
 Rounds = Annotated[int, typer.Option(min=2, help="How often each is timed.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of data, weights and order.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of torch.")]
+Device = Annotated[str, typer.Option(callback=_present, help="Where to measure: cpu, cuda or cuda:N.")]
 Optimiser = Annotated[bool, typer.Option(help="Whether a step includes that of torch.optim.SGD.")]
 
 
@@ -59,13 +71,14 @@ def step(
     threads: Threads = 2,
     units: Annotated[list[int], typer.Option(min=1, help="Units of a hidden layer; may be repeated.")] = _UNITS,
     optimiser: Optimiser = True,
+    device: Device = "cpu",
 ) -> None:
     """A training step of 784-U-U-10, batch 128: time and peak memory.
 
     Example: `bbb bench step --units 1200 --peers`
     """
     chosen = " ".join(f"--units {number}" for number in units)
-    with _measuring("step", peers, rounds, seed, threads, chosen, optimiser) as config:
+    with _measuring("step", peers, rounds, seed, threads, chosen, device, optimiser) as config:
         rows = cases.step(config, units)
     _show(rows, json)
 
@@ -78,12 +91,13 @@ def small(
     seed: Seed = 0,
     threads: Threads = 1,
     optimiser: Optimiser = True,
+    device: Device = "cpu",
 ) -> None:
     """A training step of 119-100-100-1, batch 64: all is overhead.
 
     Example: `bbb bench small --json small.json`
     """
-    with _measuring("small", peers, rounds, seed, threads, "", optimiser) as config:
+    with _measuring("small", peers, rounds, seed, threads, "", device, optimiser) as config:
         rows = cases.small(config)
     _show(rows, json)
 
@@ -98,13 +112,14 @@ def predict(
     units: Annotated[int, typer.Option(min=1, help="Units of a hidden layer.")] = 1200,
     images: Annotated[list[int], typer.Option(min=1, help="Images at a time; may be repeated.")] = _IMAGES,
     draws: Annotated[int, typer.Option(min=1, help="Networks to average.")] = 100,
+    device: Device = "cpu",
 ) -> None:
     """A prediction with many draws of 784-U-U-10, against as many plain passes.
 
     Example: `bbb bench predict --images 1`
     """
     chosen = " ".join([f"--units {units} --draws {draws}", *(f"--images {number}" for number in images)])
-    with _measuring("predict", peers, rounds, seed, threads, chosen) as config:
+    with _measuring("predict", peers, rounds, seed, threads, chosen, device) as config:
         rows = cases.predict(config, units, images, draws)
     _show(rows, json)
 
@@ -156,9 +171,11 @@ def report(
 
 @contextmanager
 def _measuring(
-    what: str, with_peers: bool, rounds: int, seed: int, threads: int, options: str, optimiser: bool = True
+    what: str, with_peers: bool, rounds: int, seed: int, threads: int, options: str, device: str, optimiser: bool = True
 ) -> Iterator[cases.Config]:
     """What a measurement needs; on a terminal its progress is shown meanwhile."""
+    if with_peers and device != "cpu":
+        raise typer.BadParameter(f"--peers and --device {device} exclude each other: peers are measured on the CPU.")
     console = rich.console.Console(stderr=True)
     peers = [peer for peer in PEERS if peer.is_installed()] if with_peers else []
     for peer in PEERS if with_peers else ():
@@ -166,11 +183,17 @@ def _measuring(
             _say_missing(console, peer.distribution)
     command = f"bbb bench {what} {options} --rounds {rounds} --seed {seed} --threads {threads}".replace("  ", " ")
     command += ("" if optimiser else " --no-optimiser") + (" --peers" if with_peers else "")
-    run = this_run(what, command, threads, rounds, seed, [peer.distribution for peer in peers])
+    command += "" if device == "cpu" else f" --device {device}"
+    where = torch.device(device)
+    run = this_run(what, command, threads, rounds, seed, [peer.distribution for peer in peers], where)
     # Without its own thread, which would run while something is timed.
     with rich.progress.Progress(console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
         contenders = [contender for peer in peers for contender in peer.contenders]
-        yield cases.Config(run, contenders, optimiser, lambda rounds, title: progress.track(rounds, description=title))
+
+        def track(rounds: Iterable[int], title: str) -> Iterable[int]:
+            return progress.track(rounds, description=title)
+
+        yield cases.Config(run, contenders, optimiser, track, where)
 
 
 def _say_missing(console: rich.console.Console, distribution: str) -> None:
