@@ -17,10 +17,10 @@ from bayesbackprop import Bayesian, Categorical, save
 from bayesbackprop._cli import app, main
 from bayesbackprop_paper.experiments import page
 from bayesbackprop_paper.experiments.networks import mlp
+from repository import ROOT
 
 pytestmark = pytest.mark.identities
 
-ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- results: written by bbb reproduce page -->\n", "<!-- end of results -->"
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from repository import ROOT
+
 pytestmark = pytest.mark.learning
 
-ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "with_pytorch.md").read_text()
 

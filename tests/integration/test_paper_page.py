@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import pytest
 
+from repository import ROOT
+
 pytestmark = pytest.mark.identities
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "paper.md"
 
 
@@ -47,7 +48,7 @@ def refreshed(row: Row, root: Path = ROOT) -> Row:
 
 def check(row: Row, root: Path = ROOT) -> None:
     now = refreshed(row, root)
-    how = f"run python tests/{Path(__file__).name}, or write\n  {now}"
+    how = f"run python {Path(__file__).relative_to(ROOT)}, or write\n  {now}"
     assert row == now, f"docs/paper.md: {row.file}:{row.line} is now {now.file}:{now.line}; {how}"
 
 

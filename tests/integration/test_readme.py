@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from repository import ROOT
+
 pytestmark = pytest.mark.learning
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -35,10 +37,10 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
     targets = re.findall(r"\]\((?!http)([^)#]+)", README)
     assert targets
     for target in targets:
-        assert (Path(__file__).parents[1] / target).exists(), target
+        assert (ROOT / target).exists(), target
 
 
-@pytest.mark.parametrize("page", sorted((Path(__file__).parents[1] / "docs").rglob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_the_examples_of_the_docs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for example in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):

@@ -20,6 +20,7 @@ from bayesbackprop._cli import app
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import DATA_SETS, DataSet, FetchError, fetching, sources
 from bayesbackprop_paper.data.sources import File, Member, Wheel
+from repository import ROOT
 
 pytestmark = pytest.mark.identities
 
@@ -445,7 +446,7 @@ def test_the_real_regression_tables(name: str, rows: int, columns: int, mean: fl
 
 
 def test_the_examples_of_the_page_run() -> None:
-    page = Path(__file__).parents[1] / "docs" / "data.md"
+    page = ROOT / "docs" / "data.md"
     for name in ("mnist", "mushroom", "adult", "covertype", "wine"):
         fetched(name)
     (example,) = re.findall(r"```py\n(.*?)```", page.read_text(), flags=re.DOTALL)
