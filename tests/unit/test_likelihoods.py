@@ -6,17 +6,16 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import distributions, nn
+from torch import distributions
 
-from bayesbackprop import Bayesian, Bernoulli, Categorical, FreeEnergy, Gaussian, LogLikelihood
+from bayesbackprop import Bernoulli, Categorical, Gaussian, LogLikelihood
 
-identities = pytest.mark.identities
+pytestmark = pytest.mark.identities
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-@identities
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("positions", [(), (4,), (2, 3)])
 def test_categorical(positions, dtype):
@@ -29,7 +28,6 @@ def test_categorical(positions, dtype):
     assert given.batch_shape == target.shape
 
 
-@identities
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
 @pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 3), (5, 2, 3)])
 def test_bernoulli(shape, dtype):
@@ -40,7 +38,6 @@ def test_bernoulli(shape, dtype):
     torch.testing.assert_close(Bernoulli().distribution(logits).probs, logits.sigmoid())
 
 
-@identities
 def test_logits_of_a_thousand_stay_finite():
     logits = torch.tensor([[1000.0, -1000.0]], requires_grad=True)
     for value in (
@@ -51,7 +48,6 @@ def test_logits_of_a_thousand_stay_finite():
         assert torch.autograd.grad(value.sum(), logits)[0].isfinite().all()
 
 
-@identities
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 3), (5, 2, 3)])
 @pytest.mark.parametrize("noise", [0.1, 3, "learnt"])
@@ -68,7 +64,6 @@ def test_gaussian(noise, shape, dtype):
     torch.testing.assert_close(given.stddev, torch.full_like(output, scale))
 
 
-@identities
 @pytest.mark.parametrize("shape", [(5, 1), (5, 3), (5, 2, 3)])
 def test_gaussian_with_noise_per_input(shape):
     mean, raw, target = torch.randn(3, *shape, dtype=torch.float64)
@@ -81,7 +76,6 @@ def test_gaussian_with_noise_per_input(shape):
     torch.testing.assert_close(given.stddev, reference.stddev)
 
 
-@identities
 @pytest.mark.parametrize("raw", [-100.0, -20.0, 0.0, 80.0])
 def test_noise_per_input_keeps_its_gradient(raw):
     """Where the target is met exactly, less noise is always better, however little there is."""
@@ -92,7 +86,6 @@ def test_noise_per_input_keeps_its_gradient(raw):
     assert gradient == pytest.approx(-1 if raw < -10 else -1 / (1 + math.exp(-raw)) / max(raw, math.log(2)), rel=1e-5)
 
 
-@identities
 def test_learnt_noise_is_a_parameter_and_fixed_noise_is_not():
     assert [name for name, _ in Gaussian("learnt", initial=0.1).named_parameters()] == ["log_noise"]
     assert not list(Gaussian(0.1).parameters())
@@ -104,7 +97,6 @@ def test_learnt_noise_is_a_parameter_and_fixed_noise_is_not():
     assert gradient.item() == pytest.approx(14 - 4)  # sum of (z^2 - 1)
 
 
-@identities
 def test_log_likelihood_is_the_function():
     likelihood = LogLikelihood(
         lambda output, target: distributions.Poisson(output.exp()).log_prob(target).sum(1),
@@ -127,7 +119,6 @@ def shown(value: torch.Tensor) -> str:
     return f"a tensor of shape {list(value.shape)} and type {value.dtype}"
 
 
-@identities
 @pytest.mark.parametrize("likelihood", [Gaussian(0.1), Gaussian(), Bernoulli()], ids=repr)
 @pytest.mark.parametrize(
     ("output", "target"),
@@ -140,7 +131,6 @@ def test_nothing_is_broadcast(likelihood, output, target):
         likelihood.log_prob(output, target)
 
 
-@identities
 @pytest.mark.parametrize(
     ("likelihood", "output", "target", "message"),
     [
@@ -197,7 +187,6 @@ def test_bad_outputs_and_targets_are_refused(likelihood, output, target, message
     assert message in str(error.value)
 
 
-@identities
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -224,37 +213,3 @@ def test_bad_outputs_and_targets_are_refused(likelihood, output, target, message
 def test_bad_parameters_are_refused(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
-
-
-# --- learning ---------------------------------------------------------------------------------------------------------
-
-
-def fit(model, x, y, steps):
-    free_energy = FreeEnergy(model, len(x))
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.03)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        free_energy(x, y).backward()
-        optimiser.step()
-
-
-@pytest.mark.learning
-def test_learnt_noise_converges_to_the_true_noise():
-    n, noise = 1000, 0.3
-    x = torch.randn(n, 2)
-    y = x @ torch.tensor([[1.0], [-2.0]]) + 0.5 + noise * torch.randn(n, 1)
-    model = Bayesian(nn.Linear(2, 1), Gaussian(), seed=0)
-    fit(model, x, y, steps=400)
-    standard_error = noise / math.sqrt(2 * n)
-    assert model.likelihood.log_noise.exp().item() == pytest.approx(noise, abs=4 * standard_error)
-
-
-@pytest.mark.learning
-def test_noise_per_input_converges_to_the_true_noise():
-    n = 2000
-    x = torch.randint(2, (n, 1)).float()
-    y = torch.where(x == 1, 0.1, 0.5) * torch.randn(n, 1)
-    model = Bayesian(nn.Linear(1, 2), Gaussian("per-input"), seed=0)
-    fit(model, x, y, steps=500)
-    scale = model.likelihood.distribution(model.net(torch.tensor([[0.0], [1.0]]))).stddev.flatten()
-    assert scale.tolist() == pytest.approx([0.5, 0.1], rel=4 / math.sqrt(n) * 1.5)

@@ -1,17 +1,15 @@
-"""The noise: Philox against its known answers and a second implementation, the layout, and the statistics."""
+"""The noise: Philox against its known answers and a second implementation, the layout, and every way to the numbers."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from scipy import stats
-from torch import Tensor, nn
+from torch import nn
 from torch.func import vmap
 
 from bayesbackprop import Bayesian, Gaussian, noise
 from bayesbackprop.noise import Key, Role, normal, philox, signs, stream
-from ztests import assert_p_value, assert_z
 
 CPU = torch.device("cpu")
 ONES = 0xFFFFFFFF
@@ -20,7 +18,6 @@ SIZES = (0, 1, 3, 31, 32, 33, 1023, 1025)
 
 identities = pytest.mark.identities
 equivalence = pytest.mark.equivalence
-statistical = pytest.mark.statistical
 
 
 def scalar_philox(counter: tuple[int, ...], seed: int) -> tuple[int, ...]:
@@ -48,10 +45,6 @@ def scalar_normal(i: int, key: Key, stream: int) -> float:
     radius = math.sqrt(-2 * math.log((a + 0.5) / 2**32))
     angle = 2 * math.pi * b / 2**32
     return radius * (math.cos(angle) if quarter % 2 == 0 else math.sin(angle))
-
-
-def numbers(n: int, seed: int = 0, step: int = 1, draw: int = 0, stream: int = 0) -> Tensor:
-    return normal((n,), Key(seed, step, draw), stream, torch.float64, CPU)
 
 
 # --- the bits ---------------------------------------------------------------------------------------------------------
@@ -130,7 +123,9 @@ def test_roles_and_parameters_have_streams_of_their_own():
 @identities
 def test_no_two_steps_draws_and_streams_share_a_number():
     combinations = list(itertools.product((0, 1, 2, 3, 2**32 - 1), (0, 1, 2, 7, 2**32 - 1), range(12)))
-    drawn = torch.stack([numbers(64, 5, step, draw, which) for step, draw, which in combinations])
+    drawn = torch.stack(
+        [normal((64,), Key(5, step, draw), which, torch.float64, CPU) for step, draw, which in combinations]
+    )
     assert len(drawn.unique()) == drawn.numel()  # 64 random bits each: a chance collision has probability 1e-11
     model = Bayesian(nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9)), Gaussian(0.1), seed=3).double()
     eps = [
@@ -203,87 +198,3 @@ def test_extreme_words_give_finite_numbers(dtype, monkeypatch):
     values = normal((32,), Key(0), 0, dtype, CPU)
     assert values.isfinite().all()
     assert float(values.abs().max()) == pytest.approx(math.sqrt(66 * math.log(2)), rel=1e-6)  # 6.76
-
-
-# --- the statistics ---------------------------------------------------------------------------------------------------
-
-
-@statistical
-def test_moments_and_tails():
-    """10^8 numbers of the type that training uses; beyond 5 standard deviations each side should have 29."""
-    chunk, chunks = 2**18, 382
-    levels = (1, 2, 3, 4, 4.5, 5)
-    powers = torch.zeros(6, dtype=torch.float64)
-    above, below = [0] * len(levels), [0] * len(levels)
-    for step in range(1, chunks + 1):
-        x = normal((chunk,), Key(17, step), stream(1, Role.WEIGHT), torch.float32, CPU)
-        top, bottom = x[x >= 1], x[x <= -1]
-        for k, level in enumerate(levels):
-            above[k] += int((top >= level).sum())
-            below[k] += int((bottom <= -level).sum())
-        power = x = x.double()
-        for k in range(6):
-            powers[k] += power.sum()
-            power = power * x
-    n = chunk * chunks
-    for k, level in enumerate(levels):
-        for count in (above[k], below[k]):
-            p = stats.binomtest(count, n, stats.norm.sf(level)).pvalue
-            assert_p_value(min(1.0, p * 2 * len(levels)), f"{count} of {n} numbers beyond {level}")
-    expected = torch.tensor([0, 1, 0, 3, 0, 15], dtype=torch.float64)
-    variances = torch.tensor([1, 2, 15, 96, 945, 10170], dtype=torch.float64)  # E[x^2k] - E[x^k]^2
-    assert_z((powers / n - expected) / (variances / n).sqrt(), "moments 1 to 6")
-
-
-@statistical
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_kolmogorov_smirnov(dtype):
-    x = normal((2**20,), Key(3, 1), 0, dtype, CPU)
-    for quarter in x.reshape(-1, 4, 8).unbind(1):  # cosines and sines of either pair
-        assert_p_value(4 * stats.kstest(quarter.flatten().numpy(), "norm").pvalue, "Kolmogorov-Smirnov")
-
-
-def correlations(x: Tensor, y: Tensor) -> Tensor:
-    """Of the numbers and of their squares, standard normal if independent."""
-    squares = ((x.square() - 1) * (y.square() - 1)).mean() / 2
-    mixed = ((x.square() - 1) * y).mean() / math.sqrt(2)
-    return torch.stack([(x * y).mean(), squares, mixed]) * math.sqrt(len(x))
-
-
-@statistical
-def test_neighbours_are_uncorrelated():
-    x = numbers(2**22)
-    z = [correlations(x[:-lag], x[lag:]) for lag in (1, 2, 7, 8, 9, 16, 24, 31, 32, 33)]
-    assert_z(torch.cat(z), "correlations across neighbours")
-
-
-@statistical
-@pytest.mark.parametrize(
-    "others",
-    [
-        [{"stream": stream(0, role)} for role in Role if role != Role.WEIGHT],
-        [{"stream": stream(parameter, Role.WEIGHT)} for parameter in (1, 2, 2**20)],
-        [{"step": step} for step in (0, 2, 3, 2**31)],
-        [{"draw": draw} for draw in (1, 2, 2**31)],
-        [{"seed": seed} for seed in (1, 2, 2**31, 2**32, 2**62)],
-    ],
-    ids=["roles", "parameters", "steps", "draws", "seeds"],
-)
-def test_other_noise_is_uncorrelated(others):
-    n = 2**21
-    x = numbers(n)
-    z = [correlations(x, numbers(n, **other)) for other in others]
-    z += [correlations(x[32:], numbers(n, **other)[:-32]) for other in others]
-    assert_z(torch.cat(z), f"correlations with {others}")
-
-
-@statistical
-def test_signs_are_fair_and_uncorrelated():
-    n = 2**22
-    s, t, other = (
-        signs((n,), Key(4, step), stream(0, role), torch.float64, CPU)
-        for step, role in [(1, Role.INPUT_SIGN), (1, Role.OUTPUT_SIGN), (2, Role.INPUT_SIGN)]
-    )
-    assert set(s.unique().tolist()) == {-1.0, 1.0}
-    means = [s, t, s * t, s * other, *(s[:-lag] * s[lag:] for lag in (1, 2, 7, 8, 9, 16, 24, 31, 32, 33))]
-    assert_z(torch.stack([x.mean() * math.sqrt(len(x)) for x in means]), "signs")
