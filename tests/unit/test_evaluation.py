@@ -1,26 +1,15 @@
-"""Metrics against values computed by hand, their identities, and the command that shows them."""
+"""Metrics against values computed by hand, and their identities."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from typer.testing import CliRunner
+from torch import Tensor
 
-import digits
-from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, prune, save, save_sparse, sparse
-from bayesbackprop._cli import app, evaluate
-from bayesbackprop._progress import Progress
+from bayesbackprop import Bernoulli, Categorical, Gaussian
 from bayesbackprop.evaluation import BINS, brier, calibration, error, nll, score
 from bayesbackprop.prediction import predictive
-from bayesbackprop.training import BEST, CHECKPOINT, Examples
-from bayesbackprop_paper import data
-from bayesbackprop_paper.data import Images, Split
-from bayesbackprop_paper.experiments import diagrams, mnist
-from bayesbackprop_paper.experiments.networks import from_file, mlp
 
 pytestmark = pytest.mark.identities
 
@@ -94,139 +83,3 @@ def test_the_nll_of_a_prediction_is_finite_where_its_probability_is_too_small_fo
 def test_what_is_no_prediction_is_refused(prediction: Any, labels: Tensor, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         score(prediction, labels)
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_diagram_is_the_same_file_each_time(suffix: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    drawn = [tmp_path / f"{number}{suffix}" for number in range(2)]
-    for path in drawn:
-        diagrams.reliability({"ours": calibration(PROBS, LABELS)}, path)
-    assert drawn[0].read_bytes() == drawn[1].read_bytes()
-    assert drawn[0].read_bytes()[:4] == (b"\x89PNG" if suffix == ".png" else b"<?xm")
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-SIZES = [784, 6, 10]
-
-
-@pytest.fixture
-def _digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = Split(torch.rand(50, 784), torch.randint(10, (50,)))
-    monkeypatch.setitem(
-        vars(__import__("bayesbackprop_paper.cli.evaluate", fromlist=["_"]))["_LOADERS"], "mnist", _load(split)
-    )
-
-
-def _load(split: Split) -> Any:
-    return lambda folder: Images(split, split, split)
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    model = Bayesian(mlp(SIZES), Categorical(), sigma=0.05, seed=1)
-    pruned = prune(model, 0.9)
-    files = {name: folder / f"{name}.safetensors" for name in ("dense", "pruned", "sparse")}
-    save(model, files["dense"])
-    save(pruned, files["pruned"])
-    save_sparse(sparse(pruned), files["sparse"])
-    return files
-
-
-@pytest.mark.usefixtures("_digits")
-def test_evaluate_tells_files_of_the_same_name_apart(tmp_path: Path) -> None:
-    paths = [tmp_path / run / "model.safetensors" for run in ("one", "two")]
-    for path in paths:
-        path.parent.mkdir()
-        save(Bayesian(mlp(SIZES), Categorical()), path)
-    drawing = tmp_path / "reliability.svg"
-    command = ["evaluate", *map(str, paths), "--draws", "0", "--diagram", str(drawing)]
-    said = CliRunner().invoke(app, command, catch_exceptions=False).output
-    for run in ("one", "two"):
-        assert f" {run}/model.safetensors " in said  # below the folder they have in common
-        assert f"{run}/model.safetensors by mean" in drawing.read_text()
-
-
-@pytest.mark.usefixtures("_digits")
-def test_evaluate_shows_dense_pruned_and_sparse(tmp_path: Path) -> None:
-    files = _files(tmp_path)
-    out, drawing = tmp_path / "rows.json", tmp_path / "reliability.svg"
-    command = ["evaluate", *map(str, files.values()), "--draws", "3", "--json", str(out), "--diagram", str(drawing)]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0
-    rows = json.loads(out.read_text())
-    assert [(Path(row["file"]).stem, row["by"]) for row in rows] == [
-        ("dense", "mean"),
-        ("dense", "3 draws"),
-        ("pruned", "mean"),
-        ("pruned", "3 draws"),
-        ("sparse", "network"),
-    ]
-    for field in ("error_percent", "nll", "brier", "ece"):
-        assert rows[2][field] == pytest.approx(rows[4][field], rel=1e-4)
-        assert rows[0][field] != rows[1][field] or field == "error_percent"
-    assert sum(entry["examples"] for entry in rows[0]["bins"]) == rows[0]["examples"] == 50
-    assert drawing.exists()
-    assert "error %" in result.stdout
-
-
-@pytest.mark.usefixtures("_digits")
-def test_evaluate_refuses_what_it_cannot_evaluate(tmp_path: Path) -> None:
-    numbers = tmp_path / "numbers.safetensors"
-    save(Bayesian(mlp([784, 3, 10]), Gaussian(1.0)), numbers)
-    good = str(_files(tmp_path)["dense"])
-    for arguments, match in (
-        ([str(numbers)], "predicts classes"),
-        ([good, "--split", "all"], "one of train, validation, test"),
-        ([good, "--data", "letters"], "one of mnist"),
-        ([good, "--diagram", str(tmp_path / "x.pdf")], r"\.png or \.svg"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            CliRunner().invoke(app, ["evaluate", *arguments], catch_exceptions=False)
-
-
-# --- networks from files ---------------------------------------------------------------------------------------------
-
-
-def test_a_network_is_found_in_its_file(tmp_path: Path) -> None:
-    for name, path in _files(tmp_path).items():
-        network = from_file(path)
-        assert isinstance(network, Bayesian) == (name != "sparse")
-    assert [tuple(q.mu.shape) for q in from_file(tmp_path / "dense.safetensors").posterior.values()] == [  # type: ignore[union-attr]
-        (6, 784),
-        (6,),
-        (10, 6),
-        (10,),
-    ]
-
-
-@pytest.mark.parametrize(
-    "net",
-    [
-        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)),
-        nn.Sequential(nn.Dropout(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
-        nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2)),
-        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)),
-        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2)),
-        nn.Linear(3, 4),
-        nn.GRU(3, 4),
-    ],
-    ids=lambda net: "-".join(type(module).__name__ for module in net.modules()),
-)
-def test_a_file_of_another_architecture_is_refused(net: nn.Module, tmp_path: Path) -> None:
-    save(Bayesian(net, Categorical()), tmp_path / "model")
-    with pytest.raises(ValueError, match=r"a checkpoint of a fully connected nn\.Sequential"):
-        from_file(tmp_path / "model")
-
-
-@pytest.mark.parametrize("name", [CHECKPOINT, BEST])
-def test_the_state_of_a_run_is_not_its_model(name: str, tmp_path: Path) -> None:
-    run = mnist.prepare(digits.RECIPES["bbb-mixture"], digits.N, tmp_path)
-    training, validation, _ = (Examples(*split) for split in digits.images())
-    run.train(training, {"validation": validation}, Progress(quiet=True))
-    with pytest.raises(ValueError, match=r"must be the model that a run leaves at its end, model\.safetensors"):
-        from_file(tmp_path / name)
-
-
-def test_the_loaders_of_evaluate_are_those_of_the_data_sets() -> None:
-    assert set(evaluate._LOADERS) <= set(data.DATA_SETS)
