@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bandit_worlds import BAD_ACTIONS, GAINS, PLACES, ROWS, walk
-from bayesbackprop.bandits import Environment, Table, Uniform, Wheel, adult, classification, covertype, mushroom
+from bayesbackprop.bandits import Environment, Table, Uniform, Wheel, adult, classification, covertype
 from bayesbackprop_paper import data
-from bayesbackprop_paper.data import Classification, FetchError
+from bayesbackprop_paper.data import Classification
 
 pytestmark = pytest.mark.identities
 
@@ -69,17 +69,6 @@ def test_a_table_without_outcomes_gives_what_it_says() -> None:
         assert torch.equal(rewards, expected)
     whole = Table(torch.ones(1, 1), torch.tensor([[3, 4]]))
     assert (whole.step(1), whole.best, whole.actions, whole.features) == (4.0, 4.0, 2, 1)
-
-
-def test_the_real_mushrooms_are_a_bandit() -> None:
-    try:
-        environment = mushroom(3)
-    except FetchError as error:
-        if not error.unreachable:
-            raise
-        pytest.skip(f"the mushrooms cannot be fetched here: {error}")
-    assert (environment.features, environment.actions) == (117, 2)
-    assert {environment.best for environment.t in range(50)} == {0, 5}
 
 
 def test_naming_a_class_pays_one(monkeypatch: pytest.MonkeyPatch) -> None:

