@@ -1,15 +1,11 @@
-"""Bandits beside other libraries: the same contexts and coins for all, and what is not installed is left out."""
+"""Bandits beside other libraries: the same contexts and coins for all."""
 
-import json
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from typer.testing import CliRunner
 
-from bayesbackprop._cli import app
 from bayesbackprop.bandits import Wheel
 from bayesbackprop_paper.bench import bandits
 
@@ -67,17 +63,3 @@ def test_rows_are_those_of_the_seeds() -> None:
 
     assert regrets(2) == regrets(2)
     assert regrets(2) != regrets(1)
-
-
-def test_the_command_leaves_out_what_is_not_installed_and_writes_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    path = tmp_path / "bandit.json"
-    options = ["--environment", "wheel-0.9", "--steps", "5", "--updates", "1", "--seeds", "1", "--peers"]
-    result = CliRunner().invoke(app, ["bench", "bandit", *options, "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    assert "mabwiser is not installed and left out" in result.output
-    written = json.loads(path.read_text())
-    assert written["run"]["command"].startswith("bbb bench bandit --environment wheel-0.9 --steps 5")
-    assert [row["agent"] for row in written["rows"]] == list(bandits.OURS)
