@@ -1,20 +1,19 @@
-"""The README's examples run as printed."""
+"""The README: its examples run as printed, its table is what was measured, and its links lead somewhere."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bayesbackprop_paper.experiments import page
 from repository import ROOT
-
-pytestmark = pytest.mark.learning
 
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
+@pytest.mark.learning
 def test_the_first_example_is_short_and_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert len([line for line in EXAMPLES[0].splitlines() if line.strip()]) <= 15
     names: dict[str, Any] = {}
@@ -25,6 +24,7 @@ def test_the_first_example_is_short_and_does_what_it_says(capsys: pytest.Capture
     assert off > 3 * on
 
 
+@pytest.mark.learning
 def test_the_other_examples_run_after_it() -> None:
     names: dict[str, Any] = {}
     exec(EXAMPLES[0].replace("1000", "2"), names)
@@ -33,6 +33,7 @@ def test_the_other_examples_run_after_it() -> None:
     assert names["p"].mean.shape == names["y"].shape
 
 
+@pytest.mark.identities
 def test_every_link_of_the_readme_leads_somewhere() -> None:
     targets = re.findall(r"\]\((?!http)([^)#]+)", README)
     assert targets
@@ -40,8 +41,16 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
-def test_the_examples_of_the_docs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for example in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        exec(example, {})
+@pytest.mark.identities
+def test_the_table_of_the_readme_is_what_was_measured() -> None:
+    _, table = README.split("<!-- results: written by bbb reproduce page -->\n")
+    table, _ = table.split("<!-- end of results -->")
+    assert table == page.summary(ROOT / "results"), "run bbb reproduce page --readme README.md"
+
+
+@pytest.mark.identities
+def test_the_readme_begins_with_the_two_commands() -> None:
+    assert README.index("make demo") < README.index("make test") < README.index("```python")
+    rules = (ROOT / "Makefile").read_text()
+    assert "\ndemo: environment" in rules
+    assert "\ntest: " in rules

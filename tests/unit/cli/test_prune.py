@@ -1,5 +1,6 @@
 """``bbb prune`` writes the networks that it is asked for."""
 
+import json
 import os
 from pathlib import Path
 
@@ -37,3 +38,33 @@ def test_prune_writes_only_what_is_asked_for(tmp_path: Path) -> None:
         app, ["prune", str(tmp_path / "model"), "--sparse", str(tmp_path / "small")], catch_exceptions=False
     )
     assert sorted(os.listdir(tmp_path)) == ["model", "small"]
+
+
+def test_prune_says_it_to_programs(tmp_path: Path) -> None:
+    model = Bayesian(mlp([4, 8, 3]), Categorical())
+    save(model, tmp_path / "model.safetensors")
+    command = ["prune", str(tmp_path / "model.safetensors"), "--fraction", "0.5", "--time", "2", "--json"]
+    found = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).output)
+    assert (found["weights"], found["weights_left"]) == (67, 33)
+    for kind in ("bayesian", "sparse"):
+        assert Path(found[f"{kind}_file"]).stat().st_size == found[f"{kind}_bytes"]
+    assert found["dense_us"] > 0
+    assert found["sparse_us"] > 0
+
+
+@pytest.mark.parametrize("option", ["--out", "--sparse"])
+def test_prune_does_not_write_over_what_it_reads(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    save(Bayesian(mlp([4, 8, 3]), Categorical()), path)
+    before = path.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    both = ["--out", "new", "--sparse", "new"]
+    for command, says in (
+        ([option, path.name], "another file than the checkpoint"),
+        (both, "another file than --out"),
+        (["--time", "1"], "at least 2"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            CliRunner().invoke(app, ["prune", str(path), *command], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before

@@ -1,5 +1,6 @@
 """``bbb data`` lists, fetches and finds the data sets."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,10 @@ def test_the_commands(index: Index, tmp_path: Path) -> None:
     assert run(app, ["data", "fetch"]).exit_code == run(app, ["data", "fetch", "--all", "tiny"]).exit_code == 2
     for command in ("list", "fetch", "where"):
         assert "Example:" in run(app, ["data", command, "--help"]).stdout
+
+
+def test_the_data_sets_to_programs() -> None:
+    found = json.loads(CliRunner().invoke(app, ["data", "list", "--json"], catch_exceptions=False).output)
+    by_name = {row["name"]: row for row in found}
+    assert by_name["mnist"]["bytes"] > 1e6
+    assert isinstance(by_name["mnist"]["fetched"], bool)

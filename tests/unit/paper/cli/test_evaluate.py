@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import digits
 from bayesbackprop import Bayesian, Categorical, Gaussian, save
 from bayesbackprop._cli import app, evaluate
 from bayesbackprop_paper import data
@@ -77,3 +78,23 @@ def test_evaluate_refuses_what_it_cannot_evaluate(tmp_path: Path) -> None:
 
 def test_the_loaders_of_evaluate_are_those_of_the_data_sets() -> None:
     assert set(evaluate._LOADERS) <= set(data.DATA_SETS)
+
+
+def test_json_without_a_file_is_said(tmp_path: Path) -> None:
+    save(Bayesian(mlp([784, 8, 10]), Categorical()), tmp_path / "model.safetensors")
+    command = ["evaluate", str(tmp_path / "model.safetensors"), "--json", "--draws"]
+    with pytest.raises(ValueError, match="name of a file"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_evaluate_draws_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(evaluate._LOADERS, "mnist", lambda folder=None: digits.images())
+    torch.manual_seed(0)
+    save(Bayesian(mlp([784, 8, 10]), Categorical(), sigma=0.5), tmp_path / "model.safetensors")
+    found = []
+    for seed in ("3", "3", "4"):
+        out = tmp_path / "rows.json"
+        command = ["evaluate", str(tmp_path / "model.safetensors"), "--draws", "2", "--seed", seed, "--json", str(out)]
+        CliRunner().invoke(app, command, catch_exceptions=False)
+        found.append(json.loads(out.read_text())[-1]["nll"])
+    assert found[0] == found[1] != found[2]
