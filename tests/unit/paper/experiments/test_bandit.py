@@ -1,39 +1,26 @@
-"""The bandit experiments: what is run, what is written, and the commands for it."""
+"""The bandit experiment: jobs, milestones and Figure 6."""
 
 import csv
 import json
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
-from bayesbackprop import _cli as cli
+from bandit_jobs import REGRETS, points, serial
 from bayesbackprop import bandits
-from bayesbackprop._cli import app
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Mushrooms
-from bayesbackprop_paper.experiments import bandit, regression
+from bayesbackprop_paper.experiments import bandit
 from bayesbackprop_paper.experiments.bandit import Job, Point
 from bayesbackprop_paper.experiments.figures import published
-from bayesbackprop_paper.experiments.regression import Config, Curve
 
 pytestmark = pytest.mark.identities
 
 WHEEL = Job("wheel-0.5", ("uniform",), (3, 4), 120, 1)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Any:
-    """Jobs set the number of threads of the process that they run in."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -131,11 +118,6 @@ def test_a_job_is_a_run_of_each_seed_and_goes_on(tmp_path: Path) -> None:
     assert heard == []
 
 
-def serial(jobs: Sequence[Job], folder: Path, cores: int, says: Callable[[str, int, float], None]) -> list[Point]:
-    """As run_all, without processes."""
-    return [point for job in jobs for point in bandit.run(job, folder, says)]
-
-
 @pytest.mark.equivalence
 def test_jobs_in_processes_find_what_they_find_in_turn(tmp_path: Path) -> None:
     jobs = [
@@ -175,18 +157,6 @@ def test_a_process_that_was_interrupted_begins_no_other_job(monkeypatch: pytest.
 
 # --- figure 6 --------------------------------------------------------------------------------------------------------
 
-REGRETS = {"epsilon-5": 700.0, "epsilon-1": 650.0, "greedy": 600.0, "bbb": -12.5, "uniform": 3000.0}
-
-
-def points(steps: Sequence[int] = (100, 200)) -> list[Point]:
-    """Regrets that double with the steps; those of the second seed are 10 more."""
-    return [
-        Point(agent, seed, step, regret * step / steps[-1] + 10 * seed)
-        for agent, regret in REGRETS.items()
-        for seed in range(2)
-        for step in steps
-    ]
-
 
 def test_the_table_of_regrets(tmp_path: Path) -> None:
     bandit.write(tmp_path / "new" / "fig6.csv", [Point("bbb", 0, 100, 12.5), Point("greedy", 1, 50_000, -1e-3)])
@@ -225,149 +195,3 @@ def test_a_figure_of_some_agents_at_another_step(tmp_path: Path) -> None:
     assert bandit.fig6(some, tmp_path, "bbb test") == (
         "Mushrooms: cumulative regret after 60 steps: Bayes by Backprop -8."
     )
-
-
-# --- commands --------------------------------------------------------------------------------------------------------
-
-
-def bbb(*command: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, command)))
-
-
-@pytest.fixture
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Commands run their jobs in this process; gives those that were run."""
-    ran: list[Job] = []
-
-    def run_all(jobs: Sequence[Job], *arguments: Any) -> list[Point]:
-        ran.extend(jobs)
-        return serial(jobs, *arguments)
-
-    monkeypatch.setattr(cli.bandit, "run_all", run_all)
-    monkeypatch.setattr(bandit, "run_all", run_all)
-    return ran
-
-
-def test_agents_in_an_environment_by_command(in_turn: list[Job], tmp_path: Path) -> None:
-    command = ["bandit", "run", "wheel-0.5", "--agent", "uniform", "--agent", "linear", "--steps", 50]
-    result = bbb(*command, "--runs", tmp_path, "--json")
-    assert result.exit_code == 0, result.output
-    assert in_turn == [Job("wheel-0.5", (agent,), (0,), 50, 4) for agent in ("uniform", "linear")]
-    found = json.loads(result.stdout)
-    expected = bandit.means(serial(in_turn, tmp_path / "again", 1, lambda *_: None))
-    assert found == {agent: {"50": pytest.approx(steps[50])} for agent, steps in expected.items()}
-    assert sorted(path.name for path in (tmp_path / "bandit").iterdir()) == sorted(job.name for job in in_turn)
-    assert f"{in_turn[0].name}: step 1, mean regret" in result.stderr
-    # The same again takes no step; a table says the same, rounded.
-    result = bbb(*command, "--runs", tmp_path)
-    assert result.stderr.splitlines() == [f"{job.name}: 50 steps" for job in in_turn[:2]]
-    for agent in ("uniform", "linear"):
-        row = next(line for line in result.stdout.splitlines() if agent in line)
-        assert row.split("│")[2:4] == [" 1     ", f" {found[agent]['50']:<6.0f} "]
-
-
-def test_seeds_are_counted_from_the_first(in_turn: list[Job], tmp_path: Path) -> None:
-    result = bbb(
-        *("bandit", "run", "wheel-0.9", "--agent", "uniform", "--steps", 20, "--seeds", 3, "--seed", 5),
-        *("--updates", 2, "--runs", tmp_path),
-    )
-    assert in_turn == [Job("wheel-0.9", ("uniform",), (5, 6, 7), 20, 2)]
-    regrets = [point.regret for point in serial(in_turn, tmp_path / "bandit", 1, lambda *_: None)]
-    tensor = torch.tensor(regrets)
-    assert f"{float(tensor.mean()):.0f} ± {float(tensor.std()):.0f}" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        (["nowhere"], "'environment' parameter of Job must be one of mushroom, adult, covertype, wheel-0.5"),
-        (
-            ["wheel-0.5", "--agent", "uniform", "--agent", "nobody"],
-            "'agent' parameter of Job must be one of bbb, greedy",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line(
-    command: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bbb", "bandit", "run", *command, "--runs", str(tmp_path)])
-    monkeypatch.delenv("BBB_TRACEBACK", raising=False)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert stopped.value.code == 1
-    assert out == ""
-    assert err.startswith("Error: The ")
-    assert says in err
-    assert err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_options_have_bounds() -> None:
-    for option in ("--steps", "--updates", "--seeds", "--cores"):
-        assert bbb("bandit", "run", "wheel-0.5", option, 0).exit_code == 2
-    assert "Example:" in bbb("bandit", "run", "--help").stdout
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "mushroom", lambda: Mushrooms(torch.eye(4), torch.arange(4) > 1))
-
-
-@pytest.mark.usefixtures("few")
-def test_figure_6_by_command(in_turn: list[Job], tmp_path: Path) -> None:
-    places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")
-    result = bbb("reproduce", "fig6", "--seeds", 1, "--steps", 3, "--updates", 1, *places)
-    assert result.exit_code == 0, result.output
-    assert in_turn == [
-        Job("mushroom", ("bbb",), (0,), 3, 1),
-        Job("mushroom", ("greedy", "epsilon-1", "epsilon-5"), (0,), 3, 1),
-    ]
-    assert "cumulative regret after 3 steps" in result.stdout
-    assert {path.name for path in (tmp_path / "results").iterdir()} == {
-        f"fig6.{x}" for x in ("csv", "json", "png", "svg")
-    }
-    assert {path.name for path in (tmp_path / "runs" / "bandit").iterdir()} == {job.name for job in in_turn}
-
-
-def test_a_quick_figure_6_is_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Job] = []
-    drawn: list[Any] = []
-    monkeypatch.setattr(bandit, "run_all", lambda jobs, *_: asked.extend(jobs) or points())
-    monkeypatch.setattr(bandit, "fig6", lambda *arguments: drawn.append(arguments[:2]) or "drawn")
-    assert bbb("reproduce", "fig6", "--quick", "--runs", tmp_path / "runs").stdout == "drawn\n"
-    assert {(job.steps, job.seeds) for job in asked} == {(500, (0, 1))}
-    assert drawn == [(points(), tmp_path / "runs" / "quick")]
-
-
-def curve(config: Config) -> Curve:
-    levels = torch.linspace(-1, 1, 5)[:, None].expand(5, len(regression.GRID))
-    return Curve(levels.double().numpy() * (1 + config.seed), levels[:1].double().numpy(), 0.5, 0.9)
-
-
-def test_figure_5_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fitted: list[Config] = []
-    monkeypatch.setattr(regression, "fit", lambda config: fitted.append(config) or curve(config))
-    result = bbb("reproduce", "fig5", "--seeds", 2, "--steps", 7, "--variant", "formula", "--results", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert fitted == [Config(method, "formula", seed=seed, steps=7) for seed in (0, 1) for method in regression.METHODS]
-    names = {"fig5-curves.json", *(f"fig5.{x}" for x in ("csv", "json", "png", "svg"))}
-    assert {path.name for path in tmp_path.iterdir()} == names
-    assert "Bayes by Backprop, formula, 2 seeds" in result.stdout
-    assert isinstance(bbb("reproduce", "fig5", "--variant", "neither").exception, ValueError)
-
-
-def test_a_quick_figure_5_is_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(regression, "fit", curve)
-    monkeypatch.setattr(regression, "fig5", lambda *arguments: drawn.append(arguments) or "drawn")
-    assert bbb("reproduce", "fig5", "--quick", "--runs", tmp_path / "runs").stdout == "drawn\n"
-    ((curves, results, _),) = drawn
-    assert list(curves) == [
-        Config(method, variant, steps=500) for variant in regression.VARIANTS for method in regression.METHODS
-    ]
-    assert results == tmp_path / "runs" / "quick"
