@@ -1,4 +1,4 @@
-"""Fixtures of several tests of the paper."""
+"""What stands in for the package index and for MNIST."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+import digits
+from bayesbackprop_paper import data
 from bayesbackprop_paper.data import DATA_SETS, DataSet, fetching
 from bayesbackprop_paper.data.sources import File, Member
+from bayesbackprop_paper.experiments import table1
 from wheel_index import CONTENT, Index, sha256, write_wheel
 
 
@@ -36,3 +39,10 @@ def _threads() -> Any:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small data set instead of MNIST, and recipes that fit it."""
+    monkeypatch.setattr(data, "mnist", digits.images)
+    monkeypatch.setattr(table1, "RECIPES", digits.RECIPES)
