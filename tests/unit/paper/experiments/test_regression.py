@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from bayesbackprop_paper.experiments import regression
 from bayesbackprop_paper.experiments.figures import published
 from bayesbackprop_paper.experiments.regression import GRID, LEVELS, Config, Curve, f, fit, noise_width, points, row
+from report_runs import curves
 from ztests import assert_mean, assert_p_value, assert_variance
 
 pytestmark = pytest.mark.identities
@@ -216,3 +217,13 @@ def test_figure_5_is_a_table_pictures_and_a_line(tmp_path: Path) -> None:
             assert "at least 1.00 times" in said
             assert f"at most {widest:.2f} times" in said
             assert said.endswith("hold 40 % and 80 %")
+
+
+def test_curves_survive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "some" / "curves.json"
+    regression.write_curves(path, curves())
+    for (config, curve), (was, before) in zip(regression.read_curves(path).items(), curves().items(), strict=True):
+        assert config == was
+        np.testing.assert_array_equal(curve.quantiles, before.quantiles)
+        np.testing.assert_array_equal(curve.drawn, before.drawn)
+        assert (curve.coverage50, curve.coverage90) == (before.coverage50, before.coverage90)
