@@ -38,10 +38,11 @@ def test_the_actions_of_the_kinds_are_by_the_seed() -> None:
         assert runs[0][1:] != runs[2][:-1]
 
 
-@pytest.mark.parametrize("seed", [20_260_101, 2**31, 2**63 - 1])
-def test_a_large_seed_is_a_seed(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "low_bits"), [(20_260_101, 20_260_101 % 2**16), (2**31, 0), (2**63 - 1, 2**31 - 1)])
+def test_a_large_seed_is_a_seed_with_all_its_bits(seed: int, low_bits: int) -> None:
     for make in KINDS.values():
-        live(make(seed=seed), range(2))
+        runs = [live(make(seed=each, replicas=4), range(12)) for each in (seed, seed, low_bits)]
+        assert runs[0] == runs[1] != runs[2]
 
 
 # --- what they take --------------------------------------------------------------------------------------------------
