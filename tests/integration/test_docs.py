@@ -1,0 +1,38 @@
+"""The pages of docs: their examples run, and the results are those that were measured."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bayesbackprop_paper.experiments import page
+from repository import ROOT
+
+pytestmark = pytest.mark.identities
+
+
+def test_the_results_page_is_what_was_measured(tmp_path: Path) -> None:
+    written = page.write(ROOT / "results", tmp_path)
+    assert written.read_text() == (ROOT / "docs" / "results.md").read_text(), "run bbb reproduce page"
+    pictures = list((tmp_path / "results").iterdir())
+    assert {picture.name for picture in pictures} == {path.name for path in (ROOT / "docs" / "results").iterdir()}
+    for picture in pictures:
+        assert picture.read_bytes() == (ROOT / "docs" / "results" / picture.name).read_bytes()
+
+
+def examples(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if examples(path)]
+
+
+def test_pages_have_examples() -> None:
+    assert len(PAGES) >= 4
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_examples_of_the_docs_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for example in examples(path):
+        exec(example, {})

@@ -1,0 +1,56 @@
+"""The README: its examples run as printed, its table is what was measured, and its links lead somewhere."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from bayesbackprop_paper.experiments import page
+from repository import ROOT
+
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.learning
+def test_the_first_example_is_short_and_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len([line for line in EXAMPLES[0].splitlines() if line.strip()]) <= 15
+    names: dict[str, Any] = {}
+    exec(EXAMPLES[0], names)
+    on, off = names["model"].predict(torch.tensor([[0.25], [2.0]]), draws=100).stddev.flatten().tolist()
+    assert capsys.readouterr().out.startswith("tensor")
+    assert 0.05 <= on < 0.1
+    assert off > 3 * on
+
+
+@pytest.mark.learning
+def test_the_other_examples_run_after_it() -> None:
+    names: dict[str, Any] = {}
+    exec(EXAMPLES[0].replace("1000", "2"), names)
+    for example in EXAMPLES[1:]:
+        exec(example, names)
+    assert names["p"].mean.shape == names["y"].shape
+
+
+@pytest.mark.identities
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    targets = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.identities
+def test_the_table_of_the_readme_is_what_was_measured() -> None:
+    _, table = README.split("<!-- results: written by bbb reproduce page -->\n")
+    table, _ = table.split("<!-- end of results -->")
+    assert table == page.summary(ROOT / "results"), "run bbb reproduce page --readme README.md"
+
+
+@pytest.mark.identities
+def test_the_readme_begins_with_the_two_commands() -> None:
+    assert README.index("make demo") < README.index("make test") < README.index("```python")
+    rules = (ROOT / "Makefile").read_text()
+    assert "\ndemo: environment" in rules
+    assert "\ntest: " in rules

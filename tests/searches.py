@@ -1,0 +1,21 @@
+"""The small data set as a search sees it, and the trials of a study. Tests without Optuna are skipped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import digits
+from bayesbackprop_paper.data import Images
+
+optuna = pytest.importorskip("optuna")
+
+
+def images() -> Images:
+    """The small data set, whose test set cannot be looked at."""
+    return digits.images()._replace(test=None)  # type: ignore[arg-type]
+
+
+def trials_in(folder: Path, name: str = "study") -> list[Any]:
+    found: list[Any] = optuna.load_study(study_name=name, storage=f"sqlite:///{folder / 'search.db'}").trials
+    return found

@@ -1,0 +1,392 @@
+"""Agents learn what they observed, refuse what they cannot learn from, and choose by the seed."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bandit_worlds import (
+    ACTIONS,
+    BAD_ACTIONS,
+    FEATURES,
+    GOOD,
+    KINDS,
+    LEARNING,
+    NAN,
+    NEURAL,
+    SMALL,
+    assert_same,
+    greedy_actions,
+    live,
+    neighbours,
+    snapshot,
+)
+from bayesbackprop import Normal
+from bayesbackprop.bandits import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
+
+pytestmark = pytest.mark.identities
+
+
+def test_the_actions_of_the_kinds_are_by_the_seed() -> None:
+    for make in KINDS.values():
+        runs = [live(make(seed=seed, replicas=4), range(12)) for seed in (0, 0, 1)]
+        assert runs[0] == runs[1] != runs[2]
+        assert runs[0][1:] != runs[2][:-1]
+
+
+@pytest.mark.parametrize(("seed", "low_bits"), [(20_260_101, 20_260_101 % 2**16), (2**31, 0), (2**63 - 1, 2**31 - 1)])
+def test_a_large_seed_is_a_seed_with_all_its_bits(seed: int, low_bits: int) -> None:
+    for make in KINDS.values():
+        runs = [live(make(seed=each, replicas=4), range(12)) for each in (seed, seed, low_bits)]
+        assert runs[0] == runs[1] != runs[2]
+
+
+# --- what they take --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_learnt_from_is_refused_and_changes_nothing(kind: str) -> None:
+    agent = KINDS[kind](seed=2)
+    live(agent, range(3))
+    before = snapshot(agent)
+    contexts: list[Any] = [GOOD[:2], [*GOOD, 0.4], [GOOD], 0.1, None, "abc", ["a", "b", "c"], [0.1, None, 0.3]]
+    contexts += [[0.1, NAN, 0.2], [float("inf"), 0, 0], [1e300, 0, 0]]
+    rewards: list[Any] = [NAN, float("inf"), -float("inf"), 1e16, -1e300, None, "1", [1.0], torch.ones(2)]
+    for context in contexts:
+        with pytest.raises(ValueError, match=rf"'context' parameter of {type(agent).__name__} must be .*\. Got .*\.$"):
+            agent.act(context)
+        with pytest.raises(ValueError, match="'context' parameter of"):
+            agent.observe(context, 0, 1.0)
+    for action in BAD_ACTIONS:
+        with pytest.raises(ValueError, match=r"'action' parameter of .* must be an int in \[0, 4\)"):
+            agent.observe(GOOD, action, 1.0)
+    for reward in rewards:
+        with pytest.raises(
+            ValueError, match=r"'reward' parameter of .* must be a number .* leave out what is not known"
+        ):
+            agent.observe(GOOD, 0, reward)
+    assert_same(snapshot(agent), before)
+    other = KINDS[kind](seed=2)
+    assert live(other, range(6))[3:] == live(agent, range(3, 6))
+    assert_same(snapshot(other), snapshot(agent))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_replica_needs_its_own(kind: str) -> None:
+    agent = KINDS[kind](replicas=2)
+    before = snapshot(agent)
+    for contexts in ([GOOD], [GOOD] * 3, []):
+        with pytest.raises(ValueError, match=r"'contexts' parameter of .* one for each of 2 replicas"):
+            agent.act_all(contexts)
+    for actions, rewards in (([0], [0.0]), ([0, 0], [0.0]), ([0] * 3, [0.0] * 3), ([0], [0.0, 0.0])):
+        with pytest.raises(ValueError, match=r"'actions' parameter of .* for each of 2"):
+            agent.observe_all([GOOD] * 2, actions, rewards)
+    for gains in ([1.0, NAN], [[1.0], [2.0]], torch.ones(2, 1), [1.0, None]):
+        with pytest.raises(ValueError, match="'reward' parameter of"):
+            agent.observe_all([GOOD] * 2, [0, 1], gains)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 replicas: use act_all"):
+        agent.act(GOOD)
+    with pytest.raises(ValueError, match="2 replicas: use observe_all"):
+        agent.observe(GOOD, 0, 0.0)
+    assert_same(snapshot(agent), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_come_as_lists_arrays_and_tensors(kind: str) -> None:
+    forms: list[Callable[[list[float]], Any]] = [
+        list,
+        tuple,
+        torch.tensor,
+        lambda x: torch.tensor(x).numpy(),
+        lambda x: torch.tensor(x, requires_grad=True) * 1,  # the embedding of some network
+    ]
+    agents = [KINDS[kind](seed=1) for _ in forms]
+    for _ in range(3):
+        actions = [agent.act(form(GOOD)) for agent, form in zip(agents, forms, strict=True)]
+        assert len(set(actions)) == 1
+        for agent, form in zip(agents, forms, strict=True):
+            agent.observe(form(GOOD), actions[0], 1.0)
+    for agent in agents[1:]:
+        assert_same(snapshot(agent), snapshot(agents[0]))
+        assert not any(tensor.requires_grad for tensor in agent.tensors().values())
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Uniform(0, 2), "features"),
+        (lambda: Uniform(2, 0), "actions"),
+        (lambda: Uniform(2, 2, replicas=0), "replicas"),
+        (lambda: LinearThompson(2, 2, precision=0), "precision"),
+        (lambda: LinearThompson(2, 2, a=0), "a"),
+        (lambda: LinearThompson(2, 2, b=-1), "b"),
+        (lambda: EpsilonGreedy(2, 2, epsilon=1.1), "epsilon"),
+        (lambda: EpsilonGreedy(2, 2, epsilon=NAN), "epsilon"),
+        (lambda: EpsilonGreedy(2, 2, epsilon=True), "epsilon"),
+        (lambda: EpsilonGreedy(2, 2, epsilon=[0.1, 0.2]), "epsilon"),
+        (lambda: EpsilonGreedy(2, 2, encoding="both"), "encoding"),  # type: ignore[arg-type]
+        (lambda: EpsilonGreedy(2, 2, hidden=[3, 0]), "hidden"),
+        (lambda: EpsilonGreedy(2, 2, updates=0), "updates"),
+        (lambda: EpsilonGreedy(2, 2, batch_size=0), "batch_size"),
+        (lambda: EpsilonGreedy(2, 2, halving=0), "halving"),
+        (lambda: ThompsonSampling(2, 2, halving=2.5), "halving"),  # type: ignore[arg-type]
+        (lambda: EpsilonGreedy(2, 2, memory=0), "memory"),
+        (lambda: EpsilonGreedy(2, 2, scale=0), "scale"),
+        (lambda: EpsilonGreedy(2, 2, learning_rate=-1), "learning_rate"),
+        (lambda: ThompsonSampling(2, 2, draws=0), "draws"),
+        (lambda: ThompsonSampling(2, 2, rho_rate=0), "rho_rate"),
+        (lambda: ThompsonSampling(2, 2, noise=0), "noise"),
+        (lambda: ThompsonSampling(2, 2, noise="learnt"), "noise"),  # type: ignore[arg-type]
+        (lambda: ThompsonSampling(2, 2, sigma=0), "sigma"),
+        (lambda: ThompsonSampling(2, 2, temperature=-1), "temperature"),
+        (lambda: ThompsonSampling(2, 2, prior="wide"), "prior"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_arguments_are_named(make: Callable[[], Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"The '{named}' parameter of"):
+        make()
+
+
+# --- what they remember ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_come_late_in_any_order_or_never(kind: str) -> None:
+    agent, listener = KINDS[kind](seed=3), KINDS[kind](seed=3)
+    asked = []
+    for t in range(5):
+        contexts, rewards = neighbours(agent, t)
+        action = agent.act(contexts[0])
+        asked.append((contexts[0], action, float(rewards[0, action])))
+    unchanged = snapshot(listener)
+    assert {name: bool(torch.equal(tensor, unchanged[name])) for name, tensor in snapshot(agent).items()} == {
+        name: name != "acted" for name in unchanged
+    }
+    for number in (3, 0, 4, 1):
+        agent.observe(*asked[number])
+        listener.observe(*asked[number])
+    assert (agent.acted, agent.observed, listener.acted) == (5, 4, 0)
+    # What is learnt depends on what was observed, not on when the agent acted.
+    assert_same({**snapshot(agent), "acted": torch.tensor(0)}, snapshot(listener))
+
+
+@pytest.mark.parametrize("kind", NEURAL)
+def test_the_newest_takes_the_place_of_the_oldest(kind: str) -> None:
+    agent = KINDS[kind](memory=4, replicas=2, scale=10.0)
+    for t in range(6):
+        agent.observe_all([[t, 0, 0], [0, t, 0]], [t % 4, (t + 1) % 4], [t, 100 + t])
+        kept = [max((n for n in range(t + 1) if n % 4 == place), default=None) for place in range(4)]
+        tensors = agent.tensors()
+        for place, number in enumerate(kept):
+            n = 0 if number is None else number
+            there = [0.0, 0.0] if number is None else [n / 10, (100 + n) / 10]
+            assert tensors["rewards"][place].tolist() == pytest.approx(there)
+            assert tensors["contexts"][place].tolist() == [[n, 0, 0], [0, n, 0]]
+            assert tensors["actions"][place].tolist() == ([0, 0] if number is None else [n % 4, (n + 1) % 4])
+
+
+@pytest.mark.parametrize("kind", NEURAL)
+def test_minibatches_are_of_what_is_remembered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent: Any = KINDS[kind](memory=6, batch_size=4, updates=40, replicas=2, scale=1.0, learning_rate=1e-9)
+    cost, calls = agent._cost, []
+
+    def record(contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
+        calls.append((contexts, actions, rewards, remembered))
+        return cost(contexts, actions, rewards, remembered)
+
+    monkeypatch.setattr(agent, "_cost", record)
+    places: list[Tensor] = []
+    for t in range(9):
+        agent.observe_all([[t, 0, 0], [0, t, 0]], [t % 4, (t + 1) % 4], [t, -t])
+        assert len(calls) == 40
+        kept = range(max(0, t - 5), t + 1)
+        chosen = torch.stack([rewards for _, _, rewards, _ in calls])
+        assert set(chosen[:, :, 0].flatten().tolist()) == set(kept)
+        assert set(chosen[:, :, 1].flatten().tolist()) == {-n for n in kept}
+        assert t == 0 or not torch.equal(chosen[:, :, 0], -chosen[:, :, 1])  # each replica draws its own
+        for contexts, actions, rewards, remembered in calls:
+            assert len(rewards) == min(4, len(kept))
+            assert remembered == len(kept)
+            for r, sign in ((0, 1), (1, -1)):
+                assert torch.equal(contexts[:, r, r], sign * rewards[:, r])
+                assert torch.equal(actions[:, r], (sign * rewards[:, r].long() + r) % 4)
+        places.append(chosen[:, :, 0] % 6)
+        calls.clear()
+    assert not torch.equal(places[-1][0], places[-1][1])  # nor are minibatches alike, within an observation or after it
+    assert not torch.equal(places[-1], places[-2])
+
+
+def test_the_complexity_is_shared_among_those_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent: Any = KINDS["thompson, input"](memory=5, batch_size=3, temperature=0.25, replicas=2)
+    cost, weights = agent._cost, []
+
+    def record(*arguments: Any) -> Any:
+        made = cost(*arguments)
+        weights.append(float(made.complexity_weight))
+        return made
+
+    monkeypatch.setattr(agent, "_cost", record)
+    live(agent, range(8))
+    assert weights == pytest.approx([0.25 / n for n in (1, 2, 3, 4, 5, 5, 5, 5) for _ in range(2)])
+    assert int(agent.tensors()["step"]) == len(weights)
+
+
+# --- replicas --------------------------------------------------------------------------------------------------------
+
+
+def of_replica(agent: Agent, r: int) -> dict[str, Tensor]:
+    """The tensors that belong to one replica."""
+    tensors = {name: tensor.clone() for name, tensor in agent.tensors().items() if tensor.dim()}
+    return {name: t[:, r] if name in ("contexts", "actions", "rewards") else t[r] for name, t in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_replicas_do_not_hear_of_each_other(kind: str) -> None:
+    one, other = (KINDS[kind](replicas=3, seed=5) for _ in range(2))
+    chosen: list[list[list[int]]] = [[], []]
+    for t in range(12):
+        contexts, rewards = neighbours(one, t)
+        elsewhere = contexts.clone()
+        elsewhere[1] += 1
+        for number, (agent, xs) in enumerate(((one, contexts), (other, elsewhere))):
+            actions = agent.act_all(xs)
+            chosen[number].append(actions)
+            gains = [float(row[a]) for row, a in zip(rewards, actions, strict=True)]
+            if agent is other:
+                actions, gains = [actions[0], (actions[1] + 1) % 4, actions[2]], [gains[0], 50.0, gains[2]]
+            agent.observe_all(xs, actions, gains)
+    for r in (0, 2):
+        assert_same(of_replica(one, r), of_replica(other, r))
+        assert [actions[r] for actions in chosen[0]] == [actions[r] for actions in chosen[1]]
+    changed, unchanged = of_replica(one, 1), of_replica(other, 1)
+    assert not any(torch.equal(changed[name], unchanged[name]) for name in changed if not name.endswith("step"))
+
+
+def singles(agent: Any, **options: Any) -> list[Any]:
+    """The replicas of an agent as agents of their own."""
+    found: list[Any] = []
+    for r in range(agent.replicas):
+        single: Any = type(agent)(FEATURES, ACTIONS, **{**SMALL, **options})
+        mine, its = agent.tensors(), single.tensors()
+        for name in its:
+            if name.startswith("parameter."):
+                its[name].copy_(mine[name][r : r + 1])
+        found.append(single)
+    return found
+
+
+def batch(replicas: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(5, replicas, FEATURES), torch.randint(ACTIONS, (5, replicas)), torch.randn(5, replicas)
+
+
+@torch.no_grad()
+def test_the_cost_of_replicas_is_the_sum_of_theirs() -> None:
+    contexts, actions, rewards = batch(3)
+    parts = [(contexts[:, [r]], actions[:, [r]], rewards[:, [r]]) for r in range(3)]
+    greedy: Any = EpsilonGreedy(FEATURES, ACTIONS, replicas=3, **SMALL)
+    costs = [float(each._cost(*part, 8)) for each, part in zip(singles(greedy), parts, strict=True)]
+    assert float(greedy._cost(contexts, actions, rewards, 8)) == pytest.approx(sum(costs))
+    assert costs[1] == pytest.approx(
+        sum(float(singles(greedy)[1].net(*(x[[b]] for x in parts[1][:2])) - rewards[b, 1]) ** 2 for b in range(5)) / 5
+    )
+    # Without noise, the likelihood; and the complexity where it has a closed form.
+    options: Any = {"sigma": 1e-12, "prior": Normal(0.7), "noise": 0.3}
+    thompson: Any = ThompsonSampling(FEATURES, ACTIONS, replicas=3, **SMALL, **options)
+    alone = singles(thompson, **options)
+    made = [each._cost(*part, 8) for each, part in zip(alone, parts, strict=True)]
+    whole = thompson._cost(contexts, actions, rewards, 8)
+    assert float(whole.likelihood) == pytest.approx(sum(float(cost.likelihood) for cost in made), rel=1e-5)
+    assert float(whole.complexity_weight) == float(made[0].complexity_weight) == 1 / 8
+    closed = [float(each.model.complexity_closed()) for each in alone]
+    assert float(thompson.model.complexity_closed()) == pytest.approx(sum(closed), rel=1e-5)
+    normal = torch.distributions.Normal(alone[0].net(*parts[0][:2]), 0.3)
+    assert float(made[0].likelihood) == pytest.approx(-float(normal.log_prob(parts[0][2]).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["thompson, input", "thompson, output"])
+def test_mean_and_spread_learn_at_their_rates(kind: str) -> None:
+    agent: Any = KINDS[kind](learning_rate=1e-3, rho_rate=5.0, updates=1)
+    before = [[p.detach().clone() for p in part.parameters()] for part in (agent.net, agent.model.rho)]
+    live(agent, range(1))
+    for part, old, rate in zip((agent.net, agent.model.rho), before, (1e-3, 5e-3), strict=True):
+        # The first step of Adam goes as far as the rate says.
+        moved = torch.cat([(p.detach() - was).abs().flatten() for p, was in zip(part.parameters(), old, strict=True)])
+        assert float(moved.max()) == pytest.approx(rate, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [ThompsonSampling, EpsilonGreedy])
+@pytest.mark.parametrize("halving", [None, 1, 40])
+def test_the_rate_falls_with_what_was_observed(kind: Any, halving: int | None, tmp_path: Path) -> None:
+    options = {"rho_rate": 0.5} if kind is ThompsonSampling else {}
+    rates: list[list[float]] = []
+
+    def watch(agent: Any) -> None:
+        step = agent._optimiser.step
+        agent._optimiser.step = lambda: rates.append([group["lr"] for group in agent._optimiser.param_groups]) or step()
+
+    agent = kind(3, 2, updates=2, hidden=(4,), learning_rate=0.01, halving=halving, **options)
+    watch(agent)
+    for observed in range(4):
+        if observed == 2:  # a loaded agent is as far as it was
+            agent.save(tmp_path / "agent.safetensors")
+            agent = load(tmp_path / "agent.safetensors")
+            watch(agent)
+        agent.observe([1.0, 0.0, 0.0], 1, 1.0)
+        rate = 0.01 if halving is None else 0.01 / (1 + observed / halving)
+        expected = [rate, 0.5 * rate] if options else [rate]
+        assert rates == [pytest.approx(expected)] * 2
+        rates.clear()
+
+
+# --- how they choose -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["epsilon, input", "epsilon, output"])
+def test_epsilon_0_always_does_what_is_best(kind: str) -> None:
+    agent = KINDS[kind](epsilon=0, replicas=3)
+    found = set()
+    for t in range(30):
+        contexts, _ = neighbours(agent, t)
+        found |= set(agent.act_all(contexts))
+        assert agent.act_all(contexts) == agent.act_all(contexts) == greedy_actions(agent, contexts)
+        live(agent, [t])
+    assert len(found) > 2
+
+
+def test_no_two_decisions_nor_an_update_draw_the_same_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent: Any = KINDS["thompson, input"](draws=3)
+    draw, drawn = agent.model.draw, []
+    monkeypatch.setattr(agent.model, "draw", lambda step, number: drawn.append((step, number)) or draw(step, number))
+    live(agent, range(4))
+    assert drawn == [(0, number) for number in range(12)]  # updates count their steps from 1
+
+
+# --- the linear agent ------------------------------------------------------------------------------------------------
+
+
+def test_the_linear_posterior_is_ridge_regression() -> None:
+    agent = LinearThompson(FEATURES, 2, precision=0.3, replicas=2, seed=1)
+    random = torch.Generator().manual_seed(2)
+    seen: dict[tuple[int, int], list[tuple[Tensor, float]]] = {(r, a): [] for r in range(2) for a in range(2)}
+    for _ in range(30):
+        contexts = torch.randn(2, FEATURES, generator=random)
+        actions = torch.randint(2, (2,), generator=random).tolist()
+        rewards = torch.randn(2, generator=random).tolist()
+        agent.observe_all(contexts, actions, rewards)
+        for r in range(2):
+            seen[r, actions[r]].append((torch.cat([contexts[r].double(), torch.ones(1)]), rewards[r]))
+    tensors = agent.tensors()
+    for place, pairs in seen.items():
+        x, y = torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs], dtype=torch.float64)
+        # sqrt(precision) I under X, and zeros under y: least squares on these is ridge regression.
+        more = torch.cat([x, math.sqrt(0.3) * torch.eye(FEATURES + 1, dtype=torch.float64)])
+        ridge = torch.linalg.lstsq(more, torch.cat([y, torch.zeros(FEATURES + 1)])[:, None]).solution[:, 0]
+        assert torch.allclose(tensors["matrix"][place], more.T @ more)
+        assert torch.allclose(tensors["root"][place] @ tensors["root"][place].T, more.T @ more)
+        assert torch.allclose(torch.linalg.solve(tensors["matrix"][place], tensors["moment"][place]), ridge)
+        assert float(tensors["square"][place]) == pytest.approx(float(y.square().sum()))
+        assert tensors["count"][place] == len(pairs) > 5

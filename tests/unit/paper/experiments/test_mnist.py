@@ -1,0 +1,218 @@
+"""The methods of Table 1 compute what they are named after, and a run leaves the model that it selected."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import digits
+from bayesbackprop import Laplace, Normal, load, load_sparse
+from bayesbackprop.pruning import prune
+from bayesbackprop.training import Examples, Schedule, error_of
+from bayesbackprop_paper.experiments import figures, mnist
+from bayesbackprop_paper.experiments.mnist import Config, DropConnect, network
+from ztests import assert_mean, assert_z
+
+pytestmark = pytest.mark.identities
+
+
+def _normal(w: Tensor, scale: float) -> Tensor:
+    return -0.5 * (w / scale) ** 2 - math.log(scale * math.sqrt(2 * math.pi))
+
+
+def _laplace(w: Tensor, scale: float) -> Tensor:
+    return -w.abs() / scale - math.log(2 * scale)
+
+
+@pytest.mark.parametrize(
+    ("method", "density"), [("sgd", None), ("dropout", None), ("map-gaussian", _normal), ("map-laplace", _laplace)]
+)
+def test_point_estimates_by_hand(method: Any, density: Callable[..., Tensor] | None, tmp_path: Path) -> None:
+    config = Config(method, units=5, prior_sigma=0.3, schedule=Schedule())
+    run = mnist.prepare(config, 1000, tmp_path)
+    run.net.eval()
+    x, y = torch.randn(7, 784), torch.randint(10, (7,))
+    weights = list(run.net.parameters())
+    logits = F.linear(F.relu(F.linear(F.relu(F.linear(x, *weights[:2])), *weights[2:4])), *weights[4:])
+    likelihood = -logits.log_softmax(1)[range(7), y].mean()
+    complexity = torch.zeros(()) if density is None else -sum(density(w, 0.3).sum() for w in weights)
+    cost = run.objective(x, y)
+    torch.testing.assert_close(cost.likelihood, likelihood)
+    torch.testing.assert_close(cost.complexity, complexity)
+    torch.testing.assert_close(cost.total, likelihood + complexity / 1000)
+    expected = torch.autograd.grad(likelihood + complexity / 1000, weights)
+    cost.backward()
+    torch.testing.assert_close([w.grad for w in weights], list(expected))
+
+
+def test_priors_of_the_methods() -> None:
+    priors = {method: Config(method, prior_sigma=0.3, pi=0.5).prior for method in mnist.METHODS}  # type: ignore[arg-type]
+    assert priors["map-gaussian"] == priors["bbb-gaussian"] == Normal(0.3)
+    assert priors["map-laplace"] == Laplace(0.3)
+    assert (priors["bbb-mixture"].pi, priors["bbb-mixture"].sigma1) == (0.5, math.exp(-1))  # type: ignore[attr-defined]
+    assert {method for method in mnist.METHODS if Config(method).is_bayesian} == {"bbb-mixture", "bbb-gaussian"}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["bbb-mixture", "bbb-gaussian"])
+def test_bayesian_runs_are_what_the_configuration_says(method: Any, tmp_path: Path) -> None:
+    config = Config(method, units=5, temperature=0.5, draws=2, sigma=0.02, prior_sigma=0.3, seed=4)
+    run = mnist.prepare(config, 1000, tmp_path)
+    model = run.objective.model
+    assert run.net is model.net
+    for rho in model.rho.parameters():
+        torch.testing.assert_close(F.softplus(rho), torch.full_like(rho, 0.02))
+    x, y = torch.randn(7, 784), torch.randint(10, (7,))
+    cost = run.objective(x, y)
+    likelihood = complexity = 0.0
+    for index in range(2):
+        draw = model.draw(step=1, index=index, seed=4)
+        likelihood += F.cross_entropy(draw(x), y).item() / 2
+        for name, w in draw.weights.items():
+            posterior = torch.distributions.Normal(model.net.get_parameter(name), 0.02)
+            complexity += (posterior.log_prob(w) - config.prior.log_density(w)).sum().item() / 2
+    assert cost.likelihood.item() == pytest.approx(likelihood, rel=1e-4)
+    assert cost.complexity.item() == pytest.approx(complexity, rel=1e-4)
+    assert cost.total.item() == pytest.approx(likelihood + 0.5 * complexity / 1000, rel=1e-4)
+
+
+def test_drop_connect_drops_weights() -> None:
+    layer, p = DropConnect(6, 4, p=0.25), 0.25
+    x = torch.eye(6)
+    layer.eval()
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    layer.train()
+    kept = []
+    for _ in range(2000):
+        output = (layer(x) - layer.bias).T  # what is left of each weight
+        kept.append((output != 0).double())
+        torch.testing.assert_close(output, torch.where(output != 0, layer.weight / (1 - p), 0), rtol=1e-4, atol=1e-6)
+    shares = torch.stack(kept)
+    assert_mean(shares.flatten(1).mean(1), 1 - p, "kept weights")
+    # Weight by weight, not row by row or column by column.
+    correlations = torch.corrcoef(shares.flatten(1).T)[tuple(torch.triu_indices(24, 24, 1))]
+    assert_z(correlations * math.sqrt(len(shares)), "correlations of kept weights")
+    # One pass drops the same weights for every example.
+    same = layer(torch.ones(3, 6))
+    torch.testing.assert_close(same[1:], same[:1].expand(2, 4))
+    layer.bias.data.fill_(3)
+    layer.weight.data.zero_()
+    assert torch.equal(layer(x), torch.full((6, 4), 3.0))
+
+
+def kinds(method: Any, **options: float) -> list[tuple[type, float | None]]:
+    layers = network(Config(method, units=5, **options))  # type: ignore[arg-type]
+    return [(type(layer), getattr(layer, "p", None)) for layer in layers]
+
+
+def test_layers_are_where_the_paper_puts_them() -> None:
+    linear, relu = (nn.Linear, None), (nn.ReLU, None)
+    plain = [linear, relu, linear, relu, linear]
+    for method in mnist.METHODS:
+        if method not in ("dropout", "dropconnect"):
+            assert kinds(method) == plain
+    for p in (0.5, 0.25):
+        forgets = (nn.Dropout, p)
+        assert kinds("dropout", dropout=p) == [forgets, linear, relu, forgets, linear, relu, forgets, linear]
+    assert kinds("dropconnect") == [linear, relu, (DropConnect, 0.5), relu, (DropConnect, 0.5)]
+
+
+@pytest.mark.parametrize("units", [5, 30])
+def test_initial_weights_depend_on_the_seed_only(units: int) -> None:
+    def weights(method: Any, seed: int) -> list[Tensor]:
+        torch.manual_seed(torch.seed())
+        return list(network(Config(method, units=units, seed=seed)).parameters())
+
+    first = weights("sgd", 3)
+    shapes = [(units, 784), (units,), (units, units), (units,), (10, units), (10,)]
+    assert [tuple(w.shape) for w in first] == shapes
+    for method in mnist.METHODS:
+        assert all(torch.equal(*pair) for pair in zip(weights(method, 3), first, strict=True))
+    other = weights("sgd", 4)
+    for w, v in zip(first, other, strict=True):
+        assert torch.equal(w, v) == (w.dim() == 1)
+        assert w.dim() == 2 or not w.any()
+    assert first[0].std().item() == pytest.approx(math.sqrt(2 / 784), rel=0.05)
+
+
+def test_bad_configurations_are_refused() -> None:
+    for name, value in {"method": "magic", "units": 0, "draws": 0, "sigma": 0, "prior_sigma": -1, "seed": -1}.items():
+        with pytest.raises(ValueError, match=f"'{name}' parameter of Config"):
+            Config(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'temperature'"):
+        Config(temperature=-0.1)
+    with pytest.raises(ValueError, match="'pruned' parameter of Config must be 0 where there is no distribution"):
+        Config("sgd", pruned=0.5)
+    with pytest.raises(ValueError, match="'pruned'"):
+        Config(pruned=1.5)
+
+
+@pytest.mark.parametrize("better", ["mean", "draws"])
+def test_the_validation_set_chooses_how_to_predict(
+    better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = digits.images()
+    errors = {"mean": {"validation": 3.0, "test": 1.0}, "draws": {"validation": 4.0, "test": 2.0}}
+    errors[better]["validation"], errors[better]["test"] = 2.5, 7.0
+
+    def error(way: str, examples: Examples) -> float:
+        return errors[way]["validation" if examples.inputs is images.validation.images else "test"]
+
+    monkeypatch.setattr(mnist, "error_of", lambda _, examples: error("mean", examples))
+    monkeypatch.setattr(mnist, "_error_of_draws", lambda *arguments: error("draws", arguments[-1]))
+    result = mnist.run(digits.RECIPES["bbb-mixture"], images, tmp_path)
+    assert (result.prediction, result.validation_error, result.test_error) == (better, 2.5, 7.0)
+
+
+def test_the_model_of_a_run_is_the_selected_one(tmp_path: Path) -> None:
+    images = digits.images()
+    config = digits.recipe("bbb-mixture", averaging=0.9)
+    result = mnist.run(config, images, tmp_path)
+    found = digits.metrics(tmp_path)[result.selected_epoch - 1]["validation_error"]
+    assert found == min(record["validation_error"] for record in digits.metrics(tmp_path))
+    model = load(tmp_path / mnist.MODEL, network(config))
+    assert error_of(model.net, Examples(*images.validation)) == found
+    wrong = (model.predict(images.test.images, draws=3).labels != images.test.labels).double()  # type: ignore[attr-defined]
+    by_draws = 100 * float(wrong.mean())
+    by_mean = error_of(model.net, Examples(*images.test))
+    assert result.test_error == pytest.approx({"mean": by_mean, "draws": by_draws}[result.prediction])
+
+
+@pytest.mark.parametrize("method", ["sgd", "dropout", "dropconnect"])
+def test_the_model_of_a_baseline_is_a_plain_network(method: Any, tmp_path: Path) -> None:
+    images = digits.images()
+    result = mnist.run(digits.RECIPES[method], images, tmp_path)
+    plain = load_sparse(tmp_path / mnist.MODEL)
+    assert error_of(plain, Examples(*images.test)) == result.test_error
+    with pytest.raises(ValueError, match="must be that of a Bayesian network"):
+        figures.bayesian_in(tmp_path)
+
+
+def test_the_epoch_can_be_selected_by_the_error_without_most_weights(tmp_path: Path) -> None:
+    images, config = digits.images(), replace(digits.RECIPES["bbb-mixture"], pruned=0.9)
+    result = mnist.run(config, images, tmp_path)
+    found = [record["validation_error"] for record in digits.metrics(tmp_path)]
+    assert result.selected_epoch == found.index(min(found)) + 1
+    model, validation = load(tmp_path / mnist.MODEL, network(config)), Examples(*images.validation)
+    assert error_of(prune(model, 0.9).net, validation) == min(found) != error_of(model.net, validation)
+
+
+def test_a_run_can_start_from_the_weights_of_another(tmp_path: Path) -> None:
+    config = digits.RECIPES["bbb-mixture-from-dropout"]
+    assert config.start is not None
+    mnist.run(config.start, digits.images(), tmp_path / "start")
+    chosen = mnist.prepare(config.start, digits.N, tmp_path / "start")
+    chosen.load_best()
+    begun = mnist.prepare(config, digits.N, tmp_path / "own", tmp_path / "start")
+    assert all(map(torch.equal, begun.net.parameters(), chosen.net.parameters()))
+    assert not any(map(torch.equal, begun.net.parameters(), network(config).parameters()))
+    with pytest.raises(ValueError, match="'start' parameter of prepare must be the folder of the run to start from"):
+        mnist.prepare(config, digits.N, tmp_path / "other")
+    result = mnist.run(config, digits.images(), tmp_path / "own", start=tmp_path / "start")
+    assert (result.method, result.epochs) == ("bbb-mixture-from-dropout", 2 * digits.EPOCHS)
+    assert digits.EPOCHS < result.selected_epoch <= 2 * digits.EPOCHS
