@@ -89,6 +89,7 @@ class Bayesian(nn.Module):
         self.plan: list[Specification] = specify(
             net, ScaleMixture() if prior is None else prior, estimator, select, normalisation
         )
+        self._rules = _rules(self.plan)
         names = [entry.name for entry in self.plan if entry.prior is not None]
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
         self.centre = Mirror(_centres(net, names, centre))
@@ -236,7 +237,7 @@ class Bayesian(nn.Module):
 
     def engine(self) -> Engine:
         """What runs the network on drawn weights, under the model's own estimators."""
-        return self._engine("own", _rules(self.plan))
+        return self._engine("own", self._rules)
 
     def _engine(self, purpose: str, rules: dict[str, Estimator]) -> Engine:
         """The engine for ``purpose``, made once and revalidated at each use."""

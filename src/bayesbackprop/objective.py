@@ -11,6 +11,7 @@ with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N o
 batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -75,7 +76,7 @@ class Cost(Tensor):
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.total, self.likelihood, self.complexity, self.complexity_weight))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:  # noqa: ARG002
         parts = {name: getattr(self, name).item() for name in ("total", "likelihood", "complexity")}
         shown = ", ".join(f"{name}={value:.6g}" for name, value in parts.items())
         return f"Cost({shown}, weight={float(self.complexity_weight):.3g})"
@@ -168,13 +169,13 @@ class FreeEnergy(nn.Module):
         model = self.model
         draws = [model.draw(number, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
         likelihood = _mean([draw.cost(model.likelihood, args, kwargs, targets) for draw in draws])
-        check_finite("likelihood cost", _OWNER, likelihood)
         sampled = self.complexity == "sampled"
         complexity = _mean([draw.complexity() for draw in draws]) if sampled else model.complexity_closed()
-        check_finite("complexity cost", _OWNER, complexity)
+        cost = Cost(likelihood, complexity, weight)
+        _check_parts(cost)
         if self.training and torch.is_grad_enabled():
             self.step.copy_(number) if isinstance(number, Tensor) else self.step.fill_(number)
-        return Cost(likelihood, complexity, weight)
+        return cost
 
     def _next_step(self, step: int | None) -> Word:
         if step is not None:
@@ -215,6 +216,14 @@ class FreeEnergy(nn.Module):
             )
             raise invalid("inputs", _OWNER, constraint, Described(f"{examples} examples"))
         return self._pi[batch] / examples
+
+
+def _check_parts(cost: Cost) -> None:
+    """Refuse a cost that is not finite, and say which part is not; one look at the total is enough if all is well."""
+    if torch.compiler.is_compiling() or not math.isfinite(cost.item()):
+        check_finite("likelihood cost", _OWNER, cost.likelihood)
+        check_finite("complexity cost", _OWNER, cost.complexity)
+        check_finite("total cost", _OWNER, cost)
 
 
 def _examples(tensors: list[Tensor]) -> int:

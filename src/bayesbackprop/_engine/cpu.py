@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters
 from bayesbackprop.noise import Key
@@ -36,13 +36,12 @@ def available() -> bool:
     return _cpu is not None
 
 
-def takes(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels can read all of these: no subclass whose memory is not its own, strided, of known types."""
-    for tensor in tensors:
-        kind = type(tensor)
-        if kind is not nn.Parameter and kind is not Tensor:
-            return False
-        if tensor.dtype not in TYPES or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+def takes(parameters: Parameters) -> bool:
+    """Whether the kernels can read all of these, as they are now: ``.to`` changes a parameter in place."""
+    if not parameters.plain:
+        return False
+    for tensor in parameters.tensors:  # noqa: SIM110 (a generator takes longer than what it does)
+        if tensor.dtype not in TYPES or not tensor.is_cpu:
             return False
     return True
 

@@ -141,7 +141,10 @@ class Engine:
         return self._executor(draw.key, args, kwargs).cost(draw, likelihood, args, kwargs, targets)
 
     def _executor(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
-        return next(executor for executor in self.executors if executor.supports(key, args, kwargs))
+        for executor in self.executors[:-1]:
+            if executor.supports(key, args, kwargs):
+                return executor
+        return self.executors[-1]
 
     def predictor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
         """The first executor that can predict for this call."""
