@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bayesbackprop import Bayesian, Gaussian, Normal, save
 from bayesbackprop._files import read_checkpoint, write_checkpoint
+from bayesbackprop._networks import mlp
 from bayesbackprop.bandits import (
     Agent,
     Environment,
@@ -28,18 +29,15 @@ from bayesbackprop.bandits import (
     ThompsonSampling,
     Uniform,
     Wheel,
-    adult,
     classification,
-    covertype,
     load,
-    mushroom,
     simulate,
     simulation,
 )
 from bayesbackprop.bandits.network import RewardNetwork
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Classification, FetchError, Mushrooms
-from bayesbackprop_paper.experiments.networks import mlp
+from bayesbackprop_paper.environments import adult, covertype, mushroom
 from ztests import assert_mean, assert_p_value, assert_variance, assert_z
 
 pytestmark = pytest.mark.identities
@@ -201,7 +199,7 @@ def test_naming_a_class_pays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(data, "adult", lambda **options: asked.append(options) or examples)
     monkeypatch.setattr(data, "covertype", lambda: examples)
-    for make in (adult, covertype, lambda seed: classification(examples, seed)):
+    for make in (adult, covertype, lambda seed: classification(*examples, seed)):
         environment = make(1)
         assert (environment.features, environment.actions) == (3, 4)
         for context, expected, rewards in walk(environment, 20):

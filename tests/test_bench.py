@@ -10,11 +10,13 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from bayesbackprop._cli import app, bench
+from bayesbackprop import _timing
+from bayesbackprop._cli import app
 from bayesbackprop._engine import cpu as fused
-from bayesbackprop_paper.bench import cases, measure, report
+from bayesbackprop_paper.bench import cases, memory, report
 from bayesbackprop_paper.bench.contenders import OURS, SGD, Contender, Task
 from bayesbackprop_paper.bench.peers import PEERS, Peer
+from bayesbackprop_paper.cli import bench
 
 pytestmark = pytest.mark.identities
 
@@ -119,13 +121,13 @@ def test_memory_counts_what_lives_at_the_same_time_and_what_was_built_before() -
 
         return step
 
-    assert measure.peak_memory(build) == 6000
+    assert memory.peak_memory(build) == 6000
 
 
 def test_each_is_timed_as_often_after_the_warm_up_and_the_order_changes() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) for name in "abc"}
-    times = measure.interleaved(runs, 20, 3, 0, lambda rounds, title: rounds, "")
+    times = _timing.interleaved(runs, 20, 3, 0, lambda rounds, title: rounds, "")
     rounds = [tuple(calls[start : start + 3]) for start in range(0, len(calls), 3)]
     assert len(rounds) == 23
     assert all(set(each) == set("abc") for each in rounds)

@@ -12,15 +12,16 @@ from typer.testing import CliRunner
 
 import digits
 from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, prune, save, save_sparse, sparse
-from bayesbackprop._cli import app, evaluate
+from bayesbackprop._cli import app
+from bayesbackprop._networks import from_file, mlp
 from bayesbackprop._progress import Progress
 from bayesbackprop.evaluation import BINS, brier, calibration, error, nll, score
 from bayesbackprop.prediction import predictive
 from bayesbackprop.training import BEST, CHECKPOINT, Examples
 from bayesbackprop_paper import data
+from bayesbackprop_paper.cli import evaluate
 from bayesbackprop_paper.data import Images, Split
 from bayesbackprop_paper.experiments import diagrams, mnist
-from bayesbackprop_paper.experiments.networks import from_file, mlp
 
 pytestmark = pytest.mark.identities
 

@@ -34,10 +34,10 @@ from bayesbackprop import (
 from bayesbackprop import _engine as kernels
 from bayesbackprop import export as shipping
 from bayesbackprop._cli import app
+from bayesbackprop._networks import mlp
+from bayesbackprop._timing import single_input
 from bayesbackprop.export import SparseLinear
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
-from bayesbackprop_paper.bench.latency import single_input
-from bayesbackprop_paper.experiments.networks import mlp
 
 pytestmark = pytest.mark.identities
 

@@ -1,52 +1,18 @@
-"""Time, interleaved, and peak memory."""
+"""The peak memory of training steps."""
 
 import gc
 import json
 import os
-import random
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
-
-# Wraps the rounds of a measurement to show how far it is: (rounds, what is measured) -> the same rounds.
-Track = Callable[[Iterable[int], str], Iterable[int]]
 
 # Several, so that what a step keeps for the next one counts too.
 _STEPS = 3
 _MARK = "bayesbackprop steps"
-
-
-class Quartiles(NamedTuple):
-    """The times of one contender over all rounds, in milliseconds; half of them lie between ``lower`` and ``upper``."""
-
-    lower: float
-    median: float
-    upper: float
-
-
-def interleaved(
-    runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int, seed: int, track: Track, title: str
-) -> dict[str, Quartiles]:
-    """The time of each of ``runs``, each once in every round, so that a busy machine slows all of them alike.
-
-    The order changes from round to round, so that none always runs behind the same neighbour, on the caches it left.
-    """
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    order, shuffle = list(runs), random.Random(seed).shuffle
-    for number in track(range(warm_up + rounds), title):
-        shuffle(order)
-        for name in order:
-            start = time.perf_counter_ns()
-            runs[name]()
-            elapsed = time.perf_counter_ns() - start
-            if number >= warm_up:
-                times[name].append(elapsed / 1e6)
-    return {name: Quartiles(*statistics.quantiles(values, n=4, method="inclusive")) for name, values in times.items()}
 
 
 def peak_memory(build: Callable[[], Callable[[], object]]) -> int:
