@@ -1,14 +1,14 @@
 """The command line: ``bbb``.
 
-A command is imported when it is called. So help and completion are quick, and a command whose dependencies are missing
-still appears in the help, and says what to install.
+A command is imported when it is called: the help loads none of them, and a command whose dependencies are missing still
+appears there and says what to install.
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
 import rich.console
@@ -79,7 +79,7 @@ class Deferred(typer.core.TyperCommand):
     def load(self) -> Any:
         """The command itself, or the group of commands."""
         # Found out now, not after an hour of training.
-        if missing := [name for name in self._needs if importlib.util.find_spec(name) is None]:
+        if missing := [name for name in self._needs if find_spec(name) is None]:
             raise ModuleNotFoundError(f"bbb {self.name} needs {', '.join(missing)}")
         found: Callable[..., None] | typer.Typer = getattr(importlib.import_module(self._module), self._attribute)
         holder = typer.Typer(rich_markup_mode="markdown")
@@ -149,7 +149,7 @@ def main() -> None:
         if os.environ.get("BBB_TRACEBACK"):
             raise
         missing = isinstance(error, ModuleNotFoundError)
-        _say(f"{error}" + ('. Install it: pip install "bayesbackprop[paper]"' if missing else ""))
+        _say(f"{error}" + (': pip install "bayesbackprop[paper]"' if missing else ""))
         sys.exit(1)
     if code == _INTERRUPTED:
         print("Stopped.", file=sys.stderr)

@@ -52,5 +52,5 @@ def test_without_the_dependencies_a_command_says_what_it_needs(
         main()
     assert ended.value.code == 1
     said = capsys.readouterr().err
-    assert f'bbb {name} needs matplotlib, pooch. Install it: pip install "bayesbackprop[paper]"' in said
+    assert f'bbb {name} needs matplotlib, pooch: pip install "bayesbackprop[paper]"' in said
     assert said.count("\n") == 1
