@@ -76,7 +76,7 @@ class Cost(Tensor):
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.total, self.likelihood, self.complexity, self.complexity_weight))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # noqa: ARG002
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         parts = {name: getattr(self, name).item() for name in ("total", "likelihood", "complexity")}
         shown = ", ".join(f"{name}={value:.6g}" for name, value in parts.items())
         return f"Cost({shown}, weight={float(self.complexity_weight):.3g})"

@@ -11,7 +11,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -32,6 +31,7 @@ from bayesbackprop._errors import (
     tensor_shape,
 )
 from bayesbackprop._files import read, write
+from bayesbackprop._networks import drawn_from, mlp
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
@@ -544,16 +544,11 @@ def _network(
 ) -> Bayesian:
     """A network that begins as ``nn.Linear`` does, but leaves torch's generator alone."""
     random = torch.Generator().manual_seed(seed)
-    modules: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layer = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=dtype)
-        for parameter in layer.parameters():
-            nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=random)
-        modules += [layer, _FUNCTIONS[activation]()]
+    net = mlp(sizes, _FUNCTIONS[activation], linear=drawn_from(random, dtype))
     made = likelihoods.from_description(likelihood)
     if made is None:
         raise ValueError("a likelihood that is not the library's")
-    return Bayesian(nn.Sequential(*modules[:-1]), made.to(dtype), priors, sigma=sigma, seed=seed)
+    return Bayesian(net, made.to(dtype), priors, sigma=sigma, seed=seed)
 
 
 def _sizes(hidden: Any) -> list[Any]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, ScaleMixture, load, prune, save
 from bayesbackprop import _engine as kernels
+from bayesbackprop._networks import mlp
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
-from bayesbackprop_paper.experiments.networks import mlp
 
 pytestmark = pytest.mark.identities
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
 from bayesbackprop._files import read_checkpoint
+from bayesbackprop._networks import mlp
 from bayesbackprop._progress import Progress
 from bayesbackprop._version import __version__
 from bayesbackprop.export import SparseNetwork, save_sparse
@@ -159,25 +160,26 @@ class PointEstimate(nn.Module):
         """The cost of a minibatch."""
         likelihood = self.likelihood.cost(self.net(inputs), targets)
         if self.prior is None:
-            return Cost((likelihood, torch.zeros(())), 0.0)
+            return Cost(likelihood, torch.zeros(()), 0.0)
         complexity = -sum((self.prior.log_density(p).sum() for p in self.net.parameters()), torch.zeros(()))
-        return Cost((likelihood, complexity), 1 / self.n)
+        return Cost(likelihood, complexity, 1 / self.n)
 
 
 def network(config: Config) -> nn.Sequential:
     """784-units-units-10 with rectified linear units, weights as He et al. start them."""
     torch.default_generator.manual_seed(config.seed)
-    u = config.units
-    layers: list[nn.Module] = []
-    for number, (inputs, outputs) in enumerate([(784, u), (u, u), (u, 10)]):
-        if config.method == "dropout":
-            layers.append(nn.Dropout(config.dropout))
-        kind = DropConnect if config.method == "dropconnect" and number else nn.Linear
-        layer = kind(inputs, outputs)
+    sizes = [784, config.units, config.units, 10]
+    behind = DropConnect if config.method == "dropconnect" else nn.Linear
+    kinds = iter([nn.Linear, behind, behind])  # DropConnect forgets no weight of an input
+
+    def linear(inputs: int, outputs: int) -> nn.Linear:
+        layer = next(kinds)(inputs, outputs)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         nn.init.zeros_(layer.bias)
-        layers += [layer] if number == 2 else [layer, nn.ReLU()]
-    return nn.Sequential(*layers)
+        return layer
+
+    dropout = 3 * [config.dropout] if config.method == "dropout" else None
+    return mlp(sizes, linear=linear, dropout=dropout)
 
 
 def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> Run:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from bayesbackprop._errors import check_count, check_positive, invalid
 from bayesbackprop._files import write_atomically
+from bayesbackprop._networks import mlp
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Normal
 from bayesbackprop.training import Examples
 from bayesbackprop_paper.experiments.figures import finish, panels, published
-from bayesbackprop_paper.experiments.networks import mlp
 from bayesbackprop_paper.experiments.records import write_line, write_rows
 
 Method = Literal["bbb", "standard"]

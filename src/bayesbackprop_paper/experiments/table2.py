@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from bayesbackprop._timing import single_input
 from bayesbackprop.export import SparseNetwork, save_sparse, sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import prune, weights_left
 from bayesbackprop.training import Examples, Schedule, error_of
-from bayesbackprop_paper.bench.latency import single_input
 from bayesbackprop_paper.experiments.figures import OURS, finish, panels
 from bayesbackprop_paper.experiments.mnist import Config
 from bayesbackprop_paper.experiments.records import read_rows, write_rows

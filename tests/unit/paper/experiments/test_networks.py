@@ -7,10 +7,10 @@ from torch import nn
 
 import digits
 from bayesbackprop import Bayesian, Categorical, save
+from bayesbackprop._networks import from_file
 from bayesbackprop._progress import Progress
 from bayesbackprop.training import BEST, CHECKPOINT, Examples
 from bayesbackprop_paper.experiments import mnist
-from bayesbackprop_paper.experiments.networks import from_file
 from model_files import model_files
 
 pytestmark = pytest.mark.identities
