@@ -174,7 +174,7 @@ class FreeEnergy(nn.Module):
         cost = Cost(likelihood, complexity, weight)
         _check_parts(cost)
         if self.training and torch.is_grad_enabled():
-            self.step.copy_(number) if isinstance(number, Tensor) else self.step.fill_(number)
+            _ = self.step.add_(1) if step is None else self.step.fill_(step)
         return cost
 
     def _next_step(self, step: int | None) -> Word:
