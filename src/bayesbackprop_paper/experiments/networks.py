@@ -2,9 +2,11 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from bayesbackprop import export as shipping
@@ -16,6 +18,14 @@ from bayesbackprop.saving import load
 
 # The means in a file of a Bayesian network in nn.Sequential.
 _MEAN = re.compile(r"net\.(\d+)\.(weight|bias)")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within it torch's generator starts at ``seed``: networks have the same initial weights. After it, it is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
