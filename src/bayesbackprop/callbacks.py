@@ -165,10 +165,11 @@ class EarlyStopping(Callback):
 
 
 class Averaging(Callback):
-    """Averages the parameters over the steps, exponentially. The averages are evaluated, and are what is left at the end.
+    """Averages the parameters over the steps, exponentially.
 
-    The newest parameters have the weight 1 - ``factor``, so that the average spans 1 / (1 - factor) steps. Until a
-    third of the steps so far are that many it has 3 / (2 + step): the average soon forgets where the run began.
+    The averages are what is evaluated, and what the model has at the end. The newest parameters have the weight
+    1 - ``factor``, so that the average spans 1 / (1 - factor) steps. Until a third of the steps so far are that many
+    they have 3 / (2 + step): the average soon forgets where the run began.
 
     Args:
         factor: In [0, 1): .999 spans 1000 steps.

@@ -280,15 +280,14 @@ def fit(
     if optimiser is None:
         optimiser = torch.optim.Adam(param_groups(objective, lr=_LEARNING_RATE), fused=True)
     measure = _measure(objective, validation, place)
-    steps = math.ceil(len(batches) / accumulate) if hasattr(batches, "__len__") else None
-    run = Run(objective, optimiser, scheduler, epochs, steps, callbacks)
+    run = Run(objective, optimiser, scheduler, epochs, _steps(batches, accumulate), callbacks)
 
     with _generators_as_they_were(place), interrupt_deferred() as interrupted, _ending(run):
         for callback in callbacks:
             callback.restore(run)
         for callback in callbacks:
             callback.on_start(run)
-        forward = DistributedDataParallel(objective) if run.ranks > 1 else objective
+        forward: Any = DistributedDataParallel(objective) if run.ranks > 1 else objective
 
         while run.goes_on:
             started = time.perf_counter() - run.seconds
@@ -303,7 +302,7 @@ def fit(
                 for number, (inputs, targets) in enumerate(group):
                     _seed(place, seed, _STEP, (run.step * accumulate + number) * run.ranks + run.rank)
                     is_last = number == len(group) - 1
-                    with forward.no_sync() if run.ranks > 1 and not is_last else nullcontext():
+                    with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
                         with torch.autocast(place.type, autocast) if autocast else nullcontext():
                             cost = forward(inputs, targets)
                         (_loss(cost) / (sum(sizes) / sizes[number])).backward()
@@ -345,6 +344,14 @@ def _objective(model: nn.Module, batches: Iterable[Any], n: int | None) -> nn.Mo
     return FreeEnergy(model, n)
 
 
+def _steps(batches: Iterable[Any], accumulate: int) -> int | None:
+    """The steps of an epoch; a loader of a stream has a ``__len__`` that refuses."""
+    try:
+        return math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def param_groups(
     objective: nn.Module,
     *,
@@ -369,7 +376,8 @@ def _groups(
     batches: Iterable[Any], run: Run, accumulate: int, seed: int, device: torch.device
 ) -> Iterator[list[tuple[Any, Any]]]:
     """The batches of the running epoch, ``accumulate`` at a time, without those that it has had before."""
-    for owner in (batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)):
+    owners: list[Any] = [batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)]
+    for owner in owners:
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(run.epoch)
     had, first = run.taken, run.step * accumulate - run.taken
@@ -443,9 +451,9 @@ def _end_epoch(run: Run, measure: Validation | None) -> None:
 def _measure(
     objective: nn.Module, validation: Iterable[Any] | Validation | None, device: torch.device
 ) -> Validation | None:
-    if validation is None or (callable(validation) and not isinstance(validation, Iterable)):
+    if validation is None or not isinstance(validation, Iterable):
         return validation
-    batches = cast(Iterable[Any], validation)
+    batches = validation
 
     def measure() -> dict[str, float]:
         sums: dict[str, float] = {}

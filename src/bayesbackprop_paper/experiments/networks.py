@@ -22,7 +22,7 @@ _MEAN = re.compile(r"net\.(\d+)\.(weight|bias)")
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within it torch's generator starts at ``seed``: networks have the same initial weights. After it, it is as before."""
+    """Within it torch's generator starts at ``seed``, which decides initial weights; after it, it is as before."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

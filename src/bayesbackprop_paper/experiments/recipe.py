@@ -137,7 +137,7 @@ class Experiment:
         self._error = error
 
     def train(self, training: Examples, watched: Mapping[str, Examples], *callbacks: Callback) -> list[Record]:
-        """Run to the end, from wherever the run is, and return its records. Ctrl-C leaves a checkpoint of the very step.
+        """Run to the end, from wherever the run is, and return its records. Ctrl-C leaves a checkpoint of its step.
 
         Args:
             training: The training set.
