@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rich.console
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,12 +24,12 @@ import digits
 from bayesbackprop import Laplace, Normal, load, load_sparse
 from bayesbackprop._cli import app, main
 from bayesbackprop._files import locked
-from bayesbackprop._progress import Progress
+from bayesbackprop.callbacks import Callback
 from bayesbackprop.pruning import prune, snr
-from bayesbackprop.training import CHECKPOINT, METRICS, Examples, Schedule, error_of
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import figures, mnist, page, table1, table2
 from bayesbackprop_paper.experiments.mnist import Config, DropConnect, Result, network
+from bayesbackprop_paper.experiments.recipe import CHECKPOINT, METRICS, Examples, Schedule, error_percent
 from ztests import assert_mean, assert_z
 
 pytestmark = pytest.mark.identities
@@ -181,7 +180,7 @@ def test_the_validation_set_chooses_how_to_predict(
     def error(way: str, examples: Examples) -> float:
         return errors[way]["validation" if examples.inputs is images.validation.images else "test"]
 
-    monkeypatch.setattr(mnist, "error_of", lambda _, examples: error("mean", examples))
+    monkeypatch.setattr(mnist, "error_percent", lambda _, examples: error("mean", examples))
     monkeypatch.setattr(mnist, "_error_of_draws", lambda *arguments: error("draws", arguments[-1]))
     result = mnist.run(digits.RECIPES["bbb-mixture"], images, tmp_path)
     assert (result.prediction, result.validation_error, result.test_error) == (better, 2.5, 7.0)
@@ -194,10 +193,10 @@ def test_the_model_of_a_run_is_the_selected_one(tmp_path: Path) -> None:
     found = digits.metrics(tmp_path)[result.selected_epoch - 1]["validation_error"]
     assert found == min(record["validation_error"] for record in digits.metrics(tmp_path))
     model = load(tmp_path / mnist.MODEL, network(config))
-    assert error_of(model.net, Examples(*images.validation)) == found
+    assert error_percent(model.net, Examples(*images.validation)) == found
     wrong = (model.predict(images.test.images, draws=3).labels != images.test.labels).double()  # type: ignore[attr-defined]
     by_draws = 100 * float(wrong.mean())
-    by_mean = error_of(model.net, Examples(*images.test))
+    by_mean = error_percent(model.net, Examples(*images.test))
     assert result.test_error == pytest.approx({"mean": by_mean, "draws": by_draws}[result.prediction])
 
 
@@ -206,7 +205,7 @@ def test_the_model_of_a_baseline_is_a_plain_network(method: Any, tmp_path: Path)
     images = digits.images()
     result = mnist.run(digits.RECIPES[method], images, tmp_path)
     plain = load_sparse(tmp_path / mnist.MODEL)
-    assert error_of(plain, Examples(*images.test)) == result.test_error
+    assert error_percent(plain, Examples(*images.test)) == result.test_error
     with pytest.raises(ValueError, match="must be that of a Bayesian network"):
         figures.bayesian_in(tmp_path)
 
@@ -217,7 +216,7 @@ def test_the_epoch_can_be_selected_by_the_error_without_most_weights(tmp_path: P
     found = [record["validation_error"] for record in digits.metrics(tmp_path)]
     assert result.selected_epoch == found.index(min(found)) + 1
     model, validation = load(tmp_path / mnist.MODEL, network(config)), Examples(*images.validation)
-    assert error_of(prune(model, 0.9).net, validation) == min(found) != error_of(model.net, validation)
+    assert error_percent(prune(model, 0.9).net, validation) == min(found) != error_percent(model.net, validation)
 
 
 def test_a_run_can_start_from_the_weights_of_another(tmp_path: Path) -> None:
@@ -337,9 +336,9 @@ def reproduce(folder: Path, configs: list[Config], command: str = "bbb test") ->
     """The table, and the names of what was run for it."""
     ran: list[str] = []
 
-    def progress(name: str) -> Progress:
+    def progress(name: str) -> Callback:
         ran.append(name)
-        return Progress(quiet=True)
+        return Callback()
 
     where = folder / "runs", folder / "results"
     return table1.reproduce(configs, digits.images(), *where, command, progress), ran
@@ -801,89 +800,3 @@ def test_the_page_shows_the_lines(quick: tuple[Path, dict[str, str]], tmp_path: 
     (tmp_path / "some" / "fig3.png").write_bytes(b"")
     text = page.write(tmp_path / "some", tmp_path).read_text()
     assert text.endswith("(results/fig3.png)\n")
-
-
-# --- progress --------------------------------------------------------------------------------------------------------
-
-
-def show(progress: Progress, folder: Path) -> None:
-    training, validation, _ = digits.images()
-    mnist.prepare(digits.RECIPES["bbb-mixture"], digits.N, folder).train(
-        Examples(*training), {"validation": Examples(*validation)}, progress
-    )
-
-
-def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(Progress("mixture"), tmp_path)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == digits.EPOCHS
-    for record, line in zip(digits.metrics(tmp_path), lines, strict=True):
-        assert line.startswith(
-            f"mixture: epoch {record['epoch']}/3  likelihood {record['likelihood']:.4f}  complexity "
-        )
-        assert f"validation {record['validation_error']:.2f} %" in line
-        assert line.endswith("min left")
-        assert "\x1b" not in line
-
-
-def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(Progress(quiet=True), tmp_path)
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("width", [80, 160])
-def test_live_lines_on_a_terminal(width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress("bbb-mixture-1200-t0.1-60epochs-seed2")
-    progress._console = rich.console.Console(stderr=True, force_terminal=True, width=width)
-    show(progress, tmp_path)
-    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
-    last = f"{digits.metrics(tmp_path)[-2]['validation_error']:.2f}"
-    # Whole, however narrow: the costs and the error, the bar, the speed and the time left.
-    assert re.search(rf"epoch 3/3  likelihood \d\.\d{{4}}  complexity \S+  validation {last} %", said)
-    assert re.search(r"seed2 ━+ \d+ steps/s 0:00:0\d", said)
-    assert "min left" not in said
-    assert max(map(len, re.split(r"[\r\n]", said))) <= width
-
-
-def test_a_live_line_of_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress("mixture")
-    progress._console = rich.console.Console(stderr=True, force_terminal=True, width=160)
-    with progress.run(epochs=3, batches=7, done=9):
-        progress.step({"likelihood": 6.0, "complexity": 30.0})  # the third of the second epoch
-    said = capsys.readouterr().err
-    assert "\nepoch 2/3  likelihood 2.0000  complexity 10\n" in said
-
-
-def test_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    show(Progress(quiet=True, tensorboard=tmp_path / "board"), tmp_path / "run")
-    events = EventAccumulator(str(tmp_path / "board"))
-    events.Reload()
-    for name in ("likelihood", "complexity", "validation_error", "seconds"):
-        found = [(event.step, event.value) for event in events.Scalars(name)]
-        assert [step for step, _ in found] == [1, 2, 3]
-        if name != "seconds":
-            expected = [record[name] for record in digits.metrics(tmp_path / "run")]
-            assert [value for _, value in found] == pytest.approx(expected)
-
-
-def test_tensorboard_of_a_run_that_goes_on(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for done, epochs, value in ((0, (1, 2), 5.0), (7, (2, 3), 6.0)):  # killed when the second epoch was shown, not kept
-        progress = Progress(quiet=True, tensorboard=tmp_path)
-        with progress.run(epochs=3, batches=7, done=done):
-            for epoch in epochs:
-                progress.epoch({"epoch": epoch, "validation_error": value})
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("validation_error")] == [(1, 5), (2, 6), (3, 6)]
-
-
-def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    show(Progress(quiet=True, tensorboard=tmp_path / "board"), tmp_path / "run")
-    assert not (tmp_path / "board").exists()

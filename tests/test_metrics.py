@@ -13,14 +13,13 @@ from typer.testing import CliRunner
 import digits
 from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, prune, save, save_sparse, sparse
 from bayesbackprop._cli import app, evaluate
-from bayesbackprop._progress import Progress
 from bayesbackprop.evaluation import BINS, brier, calibration, error, nll, score
 from bayesbackprop.prediction import predictive
-from bayesbackprop.training import BEST, CHECKPOINT, Examples
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Images, Split
 from bayesbackprop_paper.experiments import diagrams, mnist
 from bayesbackprop_paper.experiments.networks import from_file, mlp
+from bayesbackprop_paper.experiments.recipe import BEST, CHECKPOINT, Examples
 
 pytestmark = pytest.mark.identities
 
@@ -223,7 +222,7 @@ def test_a_file_of_another_architecture_is_refused(net: nn.Module, tmp_path: Pat
 def test_the_state_of_a_run_is_not_its_model(name: str, tmp_path: Path) -> None:
     run = mnist.prepare(digits.RECIPES["bbb-mixture"], digits.N, tmp_path)
     training, validation, _ = (Examples(*split) for split in digits.images())
-    run.train(training, {"validation": validation}, Progress(quiet=True))
+    run.train(training, {"validation": validation})
     with pytest.raises(ValueError, match=r"must be the model that a run leaves at its end, model\.safetensors"):
         from_file(tmp_path / name)
 

@@ -19,10 +19,10 @@ import digits
 from bayesbackprop import load_sparse, sparse
 from bayesbackprop._cli import app, main
 from bayesbackprop.pruning import prune, snr, threshold, weights_left
-from bayesbackprop.training import Examples, error_of
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import bandit, demo, figures, mnist, page, regression, report, table1
 from bayesbackprop_paper.experiments.bandit import Point
+from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 
 pytestmark = pytest.mark.identities
 
@@ -130,7 +130,7 @@ def test_the_places_of_the_slider(runs: Path, html: Path) -> None:
     for step in steps:
         pruned = prune(model, step["fraction"])
         assert step["left"] == weights_left(pruned)
-        assert step["error"] == error_of(sparse(pruned), test)
+        assert step["error"] == error_percent(sparse(pruned), test)
         removed = (snr(model).log10() <= step["threshold"] + 1e-6).sum()
         assert removed == pytest.approx(snr(model).numel() - step["left"], abs=2)
         assert 10 ** step["threshold"] == pytest.approx(max(threshold(model, step["fraction"]), 1e-12))
@@ -298,7 +298,7 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert f"{number}/6" in result.output
     small = load_sparse(tmp_path / "demo" / "network" / "sparse.safetensors")
     error, size = (
-        error_of(small, Examples(*digits.images().test)),
+        error_percent(small, Examples(*digits.images().test)),
         (tmp_path / "demo/network/sparse.safetensors").stat().st_size,
     )
     assert f"Without 95% of them: test error {error:.2f} %, {rich.filesize.decimal(size)} on disk." in result.output

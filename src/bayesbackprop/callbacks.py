@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from bayesbackprop._errors import Described, check_count, check_probability, invalid
 from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
@@ -59,7 +60,7 @@ class Checkpoint(Callback):
         _load_objective(run.objective, tensors, metadata.get("objective", {}))
         _load_optimiser(run.optimiser, under("optimiser", tensors), metadata["optimiser"])
         if run.scheduler is not None:
-            run.scheduler.load_state_dict(dict(metadata["scheduler"]))
+            run.scheduler.load_state_dict(_like(run.scheduler.state_dict(), metadata["scheduler"]))
         for name, callback in states.items():
             callback.load_state_dict({**metadata["callbacks"].get(name, {}), **under(name, tensors)})
         run.load_state_dict(metadata["state"])
@@ -87,7 +88,6 @@ class Checkpoint(Callback):
         slots = {f"{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
         tensors |= {f"optimiser.{name}": value for name, value in slots.items() if isinstance(value, Tensor)}
         plain = {name: value for name, value in slots.items() if not isinstance(value, Tensor | None)}
-        groups = [{name: _plain(value) for name, value in group.items()} for group in state["param_groups"]]
         callbacks: dict[str, dict[str, Any]] = {}
         for name, callback in _states(run).items():
             own = callback.state_dict()
@@ -97,8 +97,8 @@ class Checkpoint(Callback):
             "about": self.about,
             "state": run.state_dict(),
             "objective": others,
-            "optimiser": {"groups": groups, "slots": plain},
-            "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
+            "optimiser": {"groups": tree_map(_plain, state["param_groups"]), "slots": plain},
+            "scheduler": None if run.scheduler is None else tree_map(_plain, run.scheduler.state_dict()),
             "callbacks": callbacks,
         }
         try:
@@ -320,23 +320,25 @@ def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tens
     for name, value in {**tensors, **plain["slots"]}.items():
         number, _, slot = name.partition(".")
         slots.setdefault(int(number), {})[slot] = value
-    groups = [
-        {name: _like(mine[name], value) if name in mine else value for name, value in group.items()}
-        for mine, group in zip(optimiser.state_dict()["param_groups"], plain["groups"], strict=True)
-    ]
+    groups = _like(optimiser.state_dict()["param_groups"], plain["groups"])
     optimiser.load_state_dict({"state": slots, "param_groups": groups})
 
 
 def _plain(value: Any) -> Any:
-    """A setting of an optimiser as JSON has it; a learning rate can be a tensor."""
+    """A setting as JSON has it: a learning rate can be a tensor."""
     return value.item() if isinstance(value, Tensor) else value
 
 
 def _like(mine: Any, value: Any) -> Any:
-    """A setting from JSON, as the optimiser had it."""
+    """A setting from JSON with the types that it has in ``mine``: JSON knows no tuples, and no keys but text."""
     if isinstance(mine, Tensor):
         return torch.full_like(mine, value)
-    return tuple(value) if isinstance(mine, tuple) else value
+    if isinstance(mine, dict):
+        keys = {str(key): key for key in mine}
+        return type(mine)({keys.get(name, name): _like(mine.get(keys.get(name)), each) for name, each in value.items()})
+    if isinstance(mine, list | tuple) and len(mine) == len(value):
+        return type(mine)(_like(*pair) for pair in zip(mine, value, strict=True))
+    return value
 
 
 @torch.no_grad()

@@ -477,8 +477,9 @@ def _held_out(objective: nn.Module, inputs: Any, targets: Any) -> dict[str, floa
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
     placed = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     predicted = objective.model.predict(*placed, draws=_VALIDATION_DRAWS, **named)
-    found = {"nll": -float(predicted.log_prob(targets).mean())}
-    if isinstance(predicted, ClassPredictive):
+    log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
+    found = {"nll": -float(log_prob.sum()) / len(log_prob)}
+    if isinstance(predicted, ClassPredictive) and targets.dim() == 1:
         found["error"] = error(predicted, targets)
     return found
 

@@ -15,7 +15,7 @@ import torch
 
 import digits
 from bayesbackprop import callbacks
-from bayesbackprop._files import write_atomically
+from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import mnist, recipe, table1
 from bayesbackprop_paper.experiments.recipe import BEST, CHECKPOINT, METRICS, Schedule, error_percent
@@ -128,6 +128,33 @@ def test_ctrl_c_again_and_again(tmp_path: Path) -> None:
             hook.remove()
     assert stops == EPOCHS * BATCHES // 5
     assert_resumes(tmp_path / "run", tmp_path / "whole", config)
+
+
+def as_version_02_wrote_it(path: Path) -> None:
+    """Without settings of optimiser and scheduler, and with costs summed over batches instead of examples."""
+    tensors, metadata = read_checkpoint(path)
+    state = metadata["state"]
+    sums = {name: total / digits.BATCH for name, total in state["sums"].items() if name != "cost"}
+    state = {"step": state["step"], "sums": sums, "seconds": state["seconds"], "records": state["records"]}
+    write_checkpoint(path, tensors, {"about": metadata["about"], "state": state})
+
+
+@pytest.mark.parametrize("stop", [2, BATCHES - 1, MIDDLE])
+@pytest.mark.parametrize("method", ["bbb-mixture", "dropout", "sgd", "map-laplace"])
+def test_a_checkpoint_of_version_02_is_resumed(method: str, stop: int, tmp_path: Path) -> None:
+    config = digits.RECIPES[method]
+    config = replace(config, schedule=replace(config.schedule, averaging=0.8, rho_rate=0.5))
+    hook = digits.send_in_step(signal.SIGINT, stop)
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", config).train(*parts())
+    hook.remove()
+    as_version_02_wrote_it(tmp_path / "run" / CHECKPOINT)
+    start(tmp_path / "run", config).train(*parts())
+    start(tmp_path / "whole", config).train(*parts())
+    (mine, _), (whole, _) = checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole")
+    torch.testing.assert_close(mine, whole, rtol=0, atol=0)
+    for found, expected in zip(metrics(tmp_path / "run"), metrics(tmp_path / "whole"), strict=True):
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_ctrl_c_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
