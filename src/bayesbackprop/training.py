@@ -8,6 +8,7 @@ The loop knows nothing of progress bars, files or averages: those are callbacks 
 
 import itertools
 import math
+import operator
 import os
 import signal
 import threading
@@ -220,8 +221,8 @@ class Batches:
             constraint = f"such that {ranks} ranks can share each minibatch evenly, the last of an epoch too"
             raise invalid("batch_size", "Batches", constraint, self.batch_size)
         for rows in self._order(self._epoch).split(self.batch_size):
-            own = rows[rank::ranks]
-            yield tree_map(lambda tensor, own=own: tensor[own], (self.inputs, self.targets))
+            own = operator.itemgetter(rows[rank::ranks])
+            yield _of_each(self.inputs, own), _of_each(self.targets, own)
 
 
 def fit(
@@ -406,8 +407,15 @@ def _pair(batch: Any, device: torch.device) -> tuple[Any, Any]:
         raise invalid(
             "batches", "fit", "an iterable of pairs (inputs, targets)", Described(f"a {type(batch).__name__}")
         )
-    moved = tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
-    return moved[0], moved[1]
+    inputs, targets = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
+    return inputs, targets
+
+
+def _of_each(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure as ``values``, with ``function`` of each tensor in it."""
+    if isinstance(values, Tensor):  # as most are, and quicker
+        return function(values)
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def _size(inputs: Any, targets: Any) -> int:
