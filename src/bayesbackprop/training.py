@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from bayesbackprop._errors import Described, check_count, check_positive, invalid, tensors_of
 from bayesbackprop.evaluation import error
@@ -520,8 +520,12 @@ def _check(
         check_positive("fit", clip=clip)
     if autocast not in (None, torch.bfloat16):
         raise invalid("autocast", "fit", "None or torch.bfloat16, which needs no scaling of the loss", autocast)
-    shares = isinstance(batches, DataLoader) and type(batches.sampler) not in (RandomSampler, SequentialSampler)
-    if _ranks() > 1 and isinstance(batches, DataLoader) and not shares:
+    if (
+        _ranks() > 1
+        and isinstance(batches, DataLoader)
+        and isinstance(batches.sampler, RandomSampler | SequentialSampler)
+        and type(batches.batch_sampler) is BatchSampler  # one of the user's own may know of ranks
+    ):
         constraint = "Batches, or a DataLoader with a DistributedSampler, where several ranks share the work"
         raise invalid("batches", "fit", constraint, Described("a DataLoader that gives every rank the same"))
 

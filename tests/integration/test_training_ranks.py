@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typer.testing import CliRunner
 
 import digits
 from bayesbackprop import callbacks, training
 from bayesbackprop._cli import app
 from bayesbackprop._files import write_checkpoint
+from bayesbackprop.training import Batches, fit
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import mnist, table1
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Examples, Experiment, Schedule
@@ -74,6 +77,7 @@ def _rank(folder: Path) -> None:
     uneven = digits.BATCH + 1
     with pytest.raises(ValueError, match="2 ranks can share each minibatch evenly"):
         start(folder / "uneven").train(Examples(torch.zeros(uneven, 784), torch.zeros(uneven).long()), {})
+    _of_ones_own(folder, rank)
     # The first rank writes slowly, and the second waits for it.
     if rank == 0:
         _delay_writing()
@@ -99,6 +103,32 @@ def _whole_and_stopped(folder: Path, config: mnist.Config, rank: int) -> None:
         torch.save(run.objective.state_dict(), folder / f"{name}-{rank}")
 
 
+class Own(nn.Module):
+    """A plain network of a user's own, and 50 examples."""
+
+    inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
+    targets = inputs.sum(1, keepdim=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return (self.net(inputs) - targets).square().mean()
+
+
+def _of_ones_own(folder: Path, rank: int) -> None:
+    """Accumulating gradients over Batches, and over a DataLoader whose sampler shares the examples."""
+    data_set = TensorDataset(Own.inputs, Own.targets)
+    loader = DataLoader(data_set, batch_size=5, sampler=DistributedSampler(data_set, seed=1))
+    for name, batches in (("batches", Batches(Own.inputs, Own.targets, 10)), ("loader", loader)):
+        own = Own()
+        history = fit(own, batches, epochs=3, accumulate=2)
+        costs = torch.tensor([record["cost"] for record in history])
+        torch.save({**own.state_dict(), "costs": costs}, folder / f"{name}-{rank}")
+
+
 def _delay_writing() -> None:
     def write(*arguments: Any) -> None:
         time.sleep(0.3)
@@ -117,6 +147,20 @@ def test_ranks_end_with_equal_weights_and_resume_bit_for_bit(method: str, ranks:
     costs = [record["likelihood"] + record["complexity"] / digits.N for record in metrics(folder / "whole")]
     assert len(costs) == EPOCHS
     assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["batches", "loader"])
+def test_ranks_train_a_module_of_ones_own_alike(name: str, ranks: Path) -> None:
+    one, other = (torch.load(ranks / f"{name}-{rank}") for rank in range(2))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_ranks_train_as_one_process_does(ranks: Path) -> None:
+    """Two ranks with half of each minibatch, two minibatches a step: as one process with minibatches twice the size."""
+    alone = Own()
+    history = fit(alone, Batches(Own.inputs, Own.targets, 20), epochs=3)
+    costs = torch.tensor([record["cost"] for record in history])
+    torch.testing.assert_close(torch.load(ranks / "batches-0"), {**alone.state_dict(), "costs": costs})
 
 
 def test_ranks_wait_for_the_selected_weights(ranks: Path) -> None:
