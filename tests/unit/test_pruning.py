@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, ScaleMixture, load, prune, save
-from bayesbackprop import _engine as kernels
+from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, ScaleMixture, load, plain_kernels, prune, save
 from bayesbackprop._networks import mlp
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 
@@ -121,7 +120,7 @@ def test_what_is_no_model_is_refused() -> None:
 @torch.no_grad()
 def test_pruned_weights_cost_nothing(prior: Any) -> None:
     pruned = prune(_model(prior=prior), 1)
-    with kernels.plain():
+    with plain_kernels():
         assert float(pruned.draw().complexity()) == 0
     # The fused kernel adds a term for them, of up to 8 nats, and takes it away again: to the rounding of both.
     assert abs(float(pruned.draw().complexity())) <= len(snr(pruned)) * 2 * 8 * 2**-24

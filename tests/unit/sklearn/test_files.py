@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import os
 import pickle
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
-import safetensors
 import safetensors.torch
 import torch
 from sklearn.exceptions import NotFittedError
@@ -20,8 +18,8 @@ from sklearn.exceptions import NotFittedError
 from bayesbackprop import Bayesian, Laplace, LogDensity, save
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from estimators import BOTH, QUICK, Estimator, examples, fitted, said, same
+from rewriting import rewrite
 
-KEY = "bayesbackprop.sklearn"
 X, Y = examples()
 
 # --- pickles and files -----------------------------------------------------------------------------------------------
@@ -106,16 +104,20 @@ def test_what_a_file_cannot_hold_is_refused_when_it_is_written(
 
 
 def _changed(
+    change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any],
+) -> Callable[[Path], Any]:
+    """A good file with other contents or tensors."""
+    return _rewritten(lambda header, tensors: change(header["contents"], tensors))
+
+
+def _rewritten(
     change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any], text: str | None = None
 ) -> Callable[[Path], Any]:
-    """A good file with other metadata or tensors."""
+    """A good file with another header or other tensors."""
 
     def write(path: Path) -> None:
         fitted(BayesianMLPClassifier).partial_fit(*examples()).save(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            data, tensors = json.loads(file.metadata()[KEY]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        change(data, tensors)
-        safetensors.torch.save_file(tensors, path, metadata={KEY: json.dumps(data) if text is None else text})
+        rewrite(path, change, text)
 
     return write
 
@@ -140,10 +142,10 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "another program's": lambda path: safetensors.torch.save_file({"a": torch.zeros(1)}, path),
     "a model alone": lambda path: save(fitted(BayesianMLPClassifier).model_, path),
     "the other estimator's": lambda path: fitted(BayesianMLPRegressor).save(path),
-    "not JSON": _changed(lambda data, tensors: None, "{"),
-    "a list": _changed(lambda data, tensors: None, "[1]"),
-    "a future format": _changed(lambda data, tensors: data.update(format=2)),
-    "no format": _changed(lambda data, tensors: data.pop("format")),
+    "not JSON": _rewritten(lambda header, tensors: None, "{"),
+    "a list": _rewritten(lambda header, tensors: None, "[1]"),
+    "a future format": _rewritten(lambda header, tensors: header.update(format=3)),
+    "no format": _rewritten(lambda header, tensors: header.pop("format")),
     "no state": _changed(lambda data, tensors: data.pop("state")),
     "a state that is a list": _changed(lambda data, tensors: data.update(state=[1])),
     **{f"no {name}": _changed(lambda data, _, name=name: data["state"].pop(name)) for name in STATE},

@@ -127,4 +127,4 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(sys, "argv", ["bbb", "report", "somewhere"])
     with pytest.raises(SystemExit):
         main()
-    assert 'pip install "bayesbackprop[experiments]"' in capsys.readouterr().err
+    assert 'pip install "bayesbackprop[paper]"' in capsys.readouterr().err
