@@ -150,6 +150,9 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 # Threads take turns.
 _taking = threading.Lock()
 
+# Weights of which the C library keeps the memory by itself.
+_LARGE = 2**16
+
 
 def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous tensors like these, with whatever is in them: those of the last call, if nobody holds them any more.
@@ -157,6 +160,8 @@ def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> lis
     What a training step frees is tens of megabytes, which the C library hands back to the operating system; paging it
     in again at the next step takes up to a third of a plain one.
     """
+    if parameters.numel < _LARGE:
+        return [_empty(tensor) for tensor in like]
     with _taking:
         kept: list[Tensor] = parameters.cache.setdefault(purpose, [])
         if len(kept) != len(like):

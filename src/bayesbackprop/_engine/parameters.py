@@ -50,6 +50,7 @@ class Parameters:
         # One for each parameter, or none at all.
         self.centres = [parameter.centre for parameter in self.each if parameter.centre is not None]
         self.tensors = [*self.mus, *self.rhos, *self.centres]
+        self.numel = sum(mu.numel() for mu in self.mus)
         # Those whose prior only Python knows.
         self.own_priors = [number for number, p in enumerate(self.each) if type(p.prior) not in KNOWN_PRIORS]
         # Whether a kernel may read their memory: a tensor of another class need not have any of its own.
