@@ -59,8 +59,11 @@ _ROWS = 80
 # Numbers to hold at a time in prediction: more would leave the processor's cache.
 _CHUNK = 2**20
 
-# What a user may have put on a module that expects to be called.
+# What a user may have put on a module that expects to be called, or on all modules. Torch has no public name for either.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_has_global_hook: Callable[[], bool] = getattr(
+    modules, "_has_any_global_hook", lambda: any(getattr(modules, f"_global{name}") for name in _HOOKS)
+)
 
 
 def layers_of(net: nn.Module) -> list[nn.Module] | None:
@@ -77,7 +80,7 @@ def layers_of(net: nn.Module) -> list[nn.Module] | None:
 
 def runs_only_forward(net: Sequence[nn.Module]) -> bool:
     """Whether calling these modules runs their own ``forward`` and nothing else: no hooks, nothing in its place."""
-    if modules._has_any_global_hook():
+    if _has_global_hook():
         return False
     for own in map(vars, net):  # loops, here and below: a generator would take longer than what it does
         if "forward" in own:
