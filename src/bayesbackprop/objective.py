@@ -174,8 +174,16 @@ class FreeEnergy(nn.Module):
         cost = Cost(likelihood, complexity, weight)
         _check_parts(cost)
         if self.training and torch.is_grad_enabled():
-            self.step.copy_(number) if isinstance(number, Tensor) else self.step.fill_(number)
+            self._advance(step, cost)
         return cost
+
+    def _advance(self, step: int | None, cost: Cost) -> None:
+        if step is not None:
+            self.step.fill_(step)
+        elif torch.compiler.is_compiling():  # a compiler may let this happen before the check of the cost
+            self.step.add_(cost.detach().isfinite().to(self.step.dtype))
+        else:
+            self.step.add_(1)
 
     def _next_step(self, step: int | None) -> Word:
         if step is not None:

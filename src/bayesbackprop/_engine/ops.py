@@ -30,9 +30,10 @@ from bayesbackprop.noise import Key, Word
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.priors import LogDensity, Prior
 
-_enabled: ContextVar[bool] = ContextVar("_enabled", default=os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain")
+_WANTED = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
+_enabled: ContextVar[bool] = ContextVar("_enabled", default=_WANTED)
 
-if _enabled.get() and not cpu.available():
+if _WANTED and not cpu.available():
     warnings.warn(
         "bayesbackprop was installed without its compiled kernels (no C compiler was found), so training steps take "
         "several times as long. To get them, install a C compiler and reinstall bayesbackprop. To silence this, set "
@@ -43,7 +44,10 @@ if _enabled.get() and not cpu.available():
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice."""
+    """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice.
+
+    What ``torch.compile`` compiles keeps its operators.
+    """
     token = _enabled.set(False)
     try:
         yield
@@ -92,7 +96,7 @@ def normals(
     many: int, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The standard normal numbers ``[many, *shape]`` of ``many`` draws, counted from ``key.draw``."""
-    if _enabled.get() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not _traced(key):
+    if _kernels_wanted() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not _traced(key):
         return cpu.normal(torch.empty((many, *shape), dtype=dtype), key, stream, many)
     keys = (key._replace(draw=key.draw + number) for number in range(many))
     return torch.stack([normal(shape, each, stream, dtype, device) for each in keys])
@@ -105,7 +109,7 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, dev
 
 def has_kernel(parameters: Parameters) -> bool:
     """Whether a kernel, not the plain equations, draws these parameters."""
-    if not parameters.mus or not _enabled.get():
+    if not parameters.mus or not _kernels_wanted():
         return False
     if parameters.mus[0].device.type == "cpu":
         # What a compiler traces stands for tensors that were looked at when the parameters were found.
@@ -175,7 +179,11 @@ def _dense(gradient: Tensor | None, w: Tensor) -> Tensor:
 def _numbers(
     kind: str, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    if not _enabled.get() or dtype not in cpu.TYPES or not (cpu.available() if device.type == "cpu" else _has_triton()):
+    if (
+        not _kernels_wanted()
+        or dtype not in cpu.TYPES
+        or not (cpu.available() if device.type == "cpu" else _has_triton())
+    ):
         plain: Tensor = getattr(noise, kind)(shape, key, stream, dtype, device)
         return plain
     if _traced(key):
@@ -193,6 +201,10 @@ def _fill(kind: str, shape: Sequence[int], key: Key, stream: int, dtype: torch.d
 
     made: Tensor = getattr(triton, kind)(tuple(shape), key.seed, key.step, key.draw, stream, dtype, device)
     return made
+
+
+def _kernels_wanted() -> bool:
+    return _WANTED if torch.compiler.is_compiling() else _enabled.get()
 
 
 def _traced(key: Key | None = None) -> bool:
