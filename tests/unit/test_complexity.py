@@ -1,76 +1,25 @@
-"""The complexity cost: sampled = closed, the paper's gradients (3) and (4), and how minibatches share it."""
+"""The complexity cost: the closed form, its sum, and how the minibatches of an epoch share it."""
 
 import math
 
 import pytest
 import torch
-from torch import Tensor, distributions, nn
+from torch import distributions
 from torch.func import vmap
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Laplace, LogDensity, Normal, ScaleMixture
+from bayesbackprop import FreeEnergy, Laplace, Normal, ScaleMixture
 from bayesbackprop.complexity import closed, geometric, sampled
 from bayesbackprop.posterior import WeightPosterior
-from ztests import assert_mean
+from complexities import CAUCHY, linear, sampled_costs
 
-identities = pytest.mark.identities
-equivalence = pytest.mark.equivalence
-statistical = pytest.mark.statistical
+pytestmark = pytest.mark.identities
 
-CAUCHY = LogDensity(lambda w: -torch.log1p(w.square()) - math.log(math.pi), name="Cauchy")
 REFERENCES = {
     Normal: lambda prior: distributions.Normal(0.0, torch.tensor(prior.sigma, dtype=torch.float64)),
     Laplace: lambda prior: distributions.Laplace(0.0, torch.tensor(prior.scale, dtype=torch.float64)),
 }
 
 
-class Various:
-    """A different sigma for each weight."""
-
-    def __call__(self, mu: Tensor) -> Tensor:
-        return torch.linspace(0.1, 0.6, mu.numel(), dtype=mu.dtype).reshape(mu.shape)
-
-
-def linear(prior, sigma=0.3, centre=None, **options) -> Bayesian:
-    """A small network around which the prior is centred or not; the centre is then away from the mean."""
-    net = nn.Linear(3, 2).double()
-    if centre == "elsewhere":
-        centre = {name: torch.randn_like(mu) for name, mu in net.named_parameters()}
-    return Bayesian(net, Gaussian(0.5), prior, sigma=sigma, centre=centre, seed=0, **options)
-
-
-def sampled_costs(model: Bayesian, draws: int) -> Tensor:
-    with torch.no_grad():
-        return vmap(lambda index: model.draw(index=index).complexity())(torch.arange(draws))
-
-
-# --- sampled and closed -----------------------------------------------------------------------------------------------
-
-
-@statistical
-@pytest.mark.parametrize("sigma", [1e-4, 0.05, 0.5, 3.0])
-@pytest.mark.parametrize("centre", [None, "net", "elsewhere"])
-@pytest.mark.parametrize("prior", [Normal(0.6), Laplace(0.5)], ids=repr)
-def test_sampled_cost_averages_to_the_closed_form(prior, centre, sigma):
-    model = linear(prior, sigma, centre)
-    assert_mean(sampled_costs(model, 20_000), model.complexity_closed().item(), f"{prior}, sigma {sigma}")
-
-
-@statistical
-@pytest.mark.parametrize("sigma", [1e-3, 0.05, 1.0])
-@pytest.mark.parametrize("prior", [ScaleMixture(0.25, 1.0, 0.01), ScaleMixture(), CAUCHY], ids=repr)
-def test_sampled_cost_averages_to_the_integral(prior, sigma):
-    model = linear(prior, sigma, "elsewhere")
-    eps = torch.linspace(-10, 10, 100_001, dtype=torch.float64)
-    density = torch.exp(-eps.square() / 2) / math.sqrt(2 * math.pi)
-    expected = 0.0
-    for name, q in model.posterior.items():
-        w = (q.mu - model.centre.get_buffer(name)).detach().unsqueeze(-1) + sigma * eps
-        log_q = -eps.square() / 2 - math.log(sigma * math.sqrt(2 * math.pi))
-        expected += float(torch.trapezoid(density * (log_q - prior.log_density(w)), eps).sum())
-    assert_mean(sampled_costs(model, 20_000), expected, f"{prior}, sigma {sigma}")
-
-
-@identities
 @pytest.mark.parametrize("prior", [Normal(0.5), Laplace(0.5), Normal(1e-3), Laplace(1e-3)], ids=repr)
 def test_closed_form_equals_torch_distributions_and_is_not_negative(prior):
     mu, rho = 2 * torch.randn(2, 1000, dtype=torch.float64)
@@ -81,7 +30,6 @@ def test_closed_form_equals_torch_distributions_and_is_not_negative(prior):
     assert (each >= 0).all()
 
 
-@identities
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rho", [-1000.0, -100.0, -60.0, -20.0])
 @pytest.mark.parametrize("prior", [Normal(0.5), Laplace(0.5)], ids=repr)
@@ -99,7 +47,6 @@ def test_closed_form_of_an_ever_narrower_posterior(prior, rho, dtype):
     torch.testing.assert_close(slope_rho, torch.full_like(mu, -1), rtol=1e-5, atol=0)
 
 
-@identities
 @pytest.mark.parametrize("sigma", [1e-6, 0.1, 10.0])
 @pytest.mark.parametrize("centred", [True, False])
 def test_cost_of_the_prior_itself_is_zero_in_every_draw(sigma, centred):
@@ -113,7 +60,6 @@ def test_cost_of_the_prior_itself_is_zero_in_every_draw(sigma, centred):
     assert sampled_costs(model, 1000).abs().max() < 1e-12 + 1e-14 / sigma
 
 
-@identities
 def test_cost_is_summed_over_weights_and_parameters():
     model = linear(Normal(0.7))
     draw, expected = model.draw(3), 0.0
@@ -126,7 +72,6 @@ def test_cost_is_summed_over_weights_and_parameters():
     torch.testing.assert_close(draw.complexity(), expected)
 
 
-@identities
 @pytest.mark.parametrize("prior", [ScaleMixture(), CAUCHY], ids=repr)
 def test_closed_form_is_refused_where_there_is_none(prior):
     model = linear({"bias": prior, "*": Normal()})
@@ -137,126 +82,15 @@ def test_closed_form_is_refused_where_there_is_none(prior):
         assert "Normal and Laplace have one" in str(error.value)
 
 
-# --- gradients --------------------------------------------------------------------------------------------------------
+# --- the shares of the minibatches -----------------------------------------------------------------------------------
 
 
-@equivalence
-@pytest.mark.parametrize("draws", [1, 3])
-def test_gradients_are_the_papers(draws):
-    """(3) and (4) of f(w, theta) = log q(w|theta) - log P(w) P(D|w), each derivative written by hand."""
-    noise, n = 0.5, 7
-    prior = ScaleMixture(0.25, 1.0, 0.05)
-    x, y = torch.randn(n, 3).double(), torch.randn(n, 1).double()
-    model = Bayesian(nn.Linear(3, 1, bias=False).double(), Gaussian(noise), prior, sigma=Various(), seed=2)
-    cost = FreeEnergy(model, n=n, draws=draws)(x, y)
-    mu, rho = model.posterior["weight"]
-    autograd_mu, autograd_rho = torch.autograd.grad(n * cost.total, (mu, rho))
-
-    delta_mu, delta_rho = [], []
-    for k in range(draws):
-        w = model.draw(step=1, index=k).weights["weight"].detach()
-        m, r = mu.detach(), rho.detach()
-        sigma = torch.log1p(torch.exp(r))
-        eps = (w - m) / sigma
-        slab = 0.25 * torch.exp(-(w**2) / 2) / 1.0
-        spike = 0.75 * torch.exp(-(w**2) / (2 * 0.05**2)) / 0.05
-        dlog_prior = -w * (slab / 1.0**2 + spike / 0.05**2) / (slab + spike)
-        dlog_likelihood = ((y - x @ w.T) / noise**2).T @ x
-        df_dw = -eps / sigma - dlog_prior - dlog_likelihood
-        df_dmu = eps / sigma
-        df_drho = (eps**2 - 1) / sigma / (1 + torch.exp(-r))
-        delta_mu.append(df_dw + df_dmu)  # (3)
-        delta_rho.append(df_dw * eps / (1 + torch.exp(-r)) + df_drho)  # (4)
-    torch.testing.assert_close(autograd_mu, torch.stack(delta_mu).mean(0), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(autograd_rho, torch.stack(delta_rho).mean(0), rtol=1e-9, atol=1e-9)
-
-
-@equivalence
-@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-@pytest.mark.parametrize(
-    ("prior", "complexity", "likelihood"),
-    [
-        (ScaleMixture(0.25, 1.0, 0.1), "sampled", Categorical()),
-        (Normal(0.5), "closed", Gaussian("per-input")),
-        (Laplace(0.5), "sampled", Gaussian("learnt")),
-        (Laplace(0.5), "closed", Gaussian(0.3)),
-        (CAUCHY, "sampled", Categorical()),
-    ],
-    ids=repr,
-)
-def test_gradients_equal_finite_differences(prior, complexity, likelihood, estimator):
-    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-    model = Bayesian(net, likelihood, prior, sigma=0.3, estimator=estimator, centre="net", seed=1).double()
-    x = torch.randn(5, 2).double()
-    y = net(x).detach().argmax(1) if isinstance(likelihood, Categorical) else torch.randn(5, 2).double()
-    if isinstance(likelihood, Gaussian) and likelihood.noise == "per-input":
-        y = y[:, :1]
-    free_energy = FreeEnergy(model, n=20, draws=2, complexity=complexity)
-
-    def total() -> Tensor:
-        free_energy.step.zero_()  # the noise held fixed
-        return free_energy(x, y).total
-
-    parameters = list(model.parameters())
-    gradients = torch.autograd.grad(total(), parameters)
-    h = 1e-5
-    with torch.no_grad():
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            differences = torch.empty_like(gradient)
-            for i in range(parameter.numel()):
-                at = parameter.view(-1)[i]
-                start = at.clone()
-                above, below = (total().item() for value in (start + h, start - h) if at.copy_(value) is not None)
-                at.copy_(start)
-                differences.view(-1)[i] = (above - below) / (2 * h)
-            torch.testing.assert_close(gradient, differences, rtol=1e-6, atol=1e-7)
-
-
-@statistical
-@pytest.mark.parametrize(
-    ("complexity", "estimator"),
-    [("sampled", "shared"), ("sampled", "local"), ("sampled", "flipout"), ("closed", "shared")],
-)
-def test_gradients_are_unbiased(complexity, estimator):
-    """Against the exact free energy of a linear model with Gaussian noise."""
-    noise, n = 0.7, 6
-    x, y = torch.randn(n, 3).double(), torch.randn(n, 2).double()
-    model = Bayesian(nn.Linear(3, 2).double(), Gaussian(noise), Normal(0.8), sigma=0.4, estimator=estimator, seed=4)
-    posterior = model.posterior
-    thetas = [theta for q in posterior.values() for theta in q]
-    weight, bias = posterior["weight"], posterior["bias"]
-    squares = (y - x @ weight.mu.T - bias.mu).square() + x.square() @ weight.sigma.square().T + bias.sigma.square()
-    exact = (squares / (2 * noise**2) + math.log(noise * math.sqrt(2 * math.pi))).sum()
-    for q in posterior.values():
-        exact = (
-            exact
-            + distributions.kl_divergence(
-                distributions.Normal(q.mu, q.sigma), distributions.Normal(0.0, torch.tensor(0.8).double())
-            ).sum()
-        )
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(exact / n, thetas)])
-
-    free_energy = FreeEnergy(model, n=n, complexity=complexity)
-    totals, gradients = [], []
-    for _ in range(800):
-        cost = free_energy(x, y)
-        totals.append(cost.total.detach())
-        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(cost.total, thetas)]))
-    assert_mean(torch.stack(totals), exact.item() / n, "free energy")
-    assert_mean(torch.stack(gradients), expected, "gradients")
-
-
-# --- the shares of the minibatches ------------------------------------------------------------------------------------
-
-
-@identities
 @pytest.mark.parametrize("batches", [1, 2, 3, 10, 50])
 def test_geometric_weights_are_the_papers(batches):
     literal = [2 ** (batches - i) / (2**batches - 1) for i in range(1, batches + 1)]
     torch.testing.assert_close(geometric(batches), torch.tensor(literal, dtype=torch.float64), rtol=1e-14, atol=0)
 
 
-@identities
 @pytest.mark.parametrize("batches", [1, 2, 390, 1100, 100_000])
 def test_geometric_weights_sum_to_one_without_overflow(batches):
     weights = geometric(batches)
@@ -268,7 +102,6 @@ def test_geometric_weights_sum_to_one_without_overflow(batches):
         assert torch.equal(weights[1:300] * 2, weights[:299])
 
 
-@identities
 def test_free_energy_uses_the_weights_it_is_given():
     x, y = torch.zeros(4, 3).double(), torch.zeros(4, 2).double()
     for weights, expected in [
@@ -285,7 +118,6 @@ def test_free_energy_uses_the_weights_it_is_given():
             assert cost.complexity_weight.item() == pytest.approx(pi / examples, rel=1e-12)
 
 
-@identities
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -314,7 +146,6 @@ def test_bad_minibatch_weights_are_refused(weights, message):
     assert message in str(error.value)
 
 
-@identities
 @pytest.mark.parametrize("batch_size", [None, 0, -1, 11, 2.0, True])
 def test_bad_batch_size_is_refused(batch_size):
     with pytest.raises(ValueError, match=r"The 'batch_size' parameter of FreeEnergy must be .* Got .* instead."):

@@ -1,4 +1,4 @@
-"""Prediction: probabilities averaged, uncertainty split, and the network left as it was."""
+"""Predictive distributions: probabilities averaged, and uncertainty split in two."""
 
 import itertools
 import math
@@ -8,15 +8,11 @@ import pytest
 import torch
 from scipy import integrate, optimize, stats
 from torch import Tensor, distributions, nn
-from torch.func import functional_call
-from torch.profiler import ProfilerActivity, profile
 
-from bayesbackprop import Bayesian, Bernoulli, Categorical, Ensemble, Gaussian, LogLikelihood
-from ztests import assert_mean
+from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, LogLikelihood
+from mixtures import LEVELS, MIXTURE, from_outputs, mixture_parts
 
-identities = pytest.mark.identities
-equivalence = pytest.mark.equivalence
-statistical = pytest.mark.statistical
+pytestmark = pytest.mark.identities
 
 
 def mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
@@ -27,26 +23,9 @@ def points(n: int = 5) -> Tensor:
     return torch.randn(n, 3, dtype=torch.float64)
 
 
-def from_outputs(likelihood, outputs: list[list[list[float]]]):
-    """The prediction for networks that give ``outputs`` [draws, B, D]: a bias for each draw, and inputs of 0."""
-    values = torch.tensor(outputs, dtype=torch.float64)
-    _, examples, width = values.shape
-
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.zeros(examples, width, dtype=torch.float64))
-
-        def forward(self, rows: Tensor) -> Tensor:
-            return self.table[rows]
-
-    return Ensemble(Table(), likelihood, {"table": values}).predict(torch.arange(examples))
+# --- classes ---------------------------------------------------------------------------------------------------------
 
 
-# --- classes ----------------------------------------------------------------------------------------------------------
-
-
-@identities
 def test_probabilities_are_averaged_not_log_probabilities():
     """One network is sure of class 0 (e^8 : 1 : 1), the other mildly for class 1 (1 : e : 1)."""
     logits = [[[8.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]]
@@ -62,7 +41,6 @@ def test_probabilities_are_averaged_not_log_probabilities():
     assert predicted.labels.tolist() == [0]
 
 
-@identities
 @pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli()], ids=repr)
 def test_entropy_splits_in_two(likelihood):
     model = Bayesian(mlp(), likelihood, sigma=0.8, seed=0)
@@ -85,7 +63,6 @@ def test_entropy_splits_in_two(likelihood):
     torch.testing.assert_close(predicted.quantiles([0.1, 0.5, 1]), p.quantile(torch.tensor([0.1, 0.5, 1]).double(), 0))
 
 
-@identities
 @pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian(0.5)], ids=repr)
 def test_what_is_known_has_no_epistemic_uncertainty(likelihood):
     x = points()
@@ -97,7 +74,6 @@ def test_what_is_known_has_no_epistemic_uncertainty(likelihood):
     assert (unsure.predict(x, draws=50).epistemic > 1e-3).all()
 
 
-@identities
 def test_disagreement_of_sure_networks_is_all_epistemic():
     for likelihood, outputs in [
         (Categorical(), [[[90.0, 0.0]], [[0.0, 90.0]]]),
@@ -111,7 +87,6 @@ def test_disagreement_of_sure_networks_is_all_epistemic():
         assert predicted.log_prob(nothing).exp().item() == pytest.approx(0.5)
 
 
-@identities
 def test_multi_label_bernoulli():
     model = Bayesian(mlp(outputs=4), Bernoulli(), sigma=0.5, seed=0)
     x = points()
@@ -125,7 +100,6 @@ def test_multi_label_bernoulli():
     torch.testing.assert_close(predicted.log_prob(target), expected)  # training takes integers as well
 
 
-@identities
 def test_segmentation():
     net = nn.Conv2d(3, 4, 3, padding=1).double()
     model = Bayesian(net, Categorical(), sigma=0.5, seed=0)
@@ -140,18 +114,15 @@ def test_segmentation():
     assert predicted.quantiles([0.25, 0.75]).shape == (2, 2, 6, 5, 4)
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-# Means and the s of noise = log(1 + exp(s)) of three networks for two examples.
-MIXTURE = [[[0.0, 0.0], [1.0, -2.0]], [[2.0, 1.0], [1.1, -2.5]], [[-1.0, -1.0], [4.0, 0.5]]]
-
-
-def mixture_parts(example: int) -> tuple[np.ndarray, np.ndarray]:
-    parts = np.array(MIXTURE)[:, example]
-    return parts[:, 0], np.log1p(np.exp(parts[:, 1]))
+def test_classes_of_a_deterministic_head_still_predict() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = Bayesian(net, Categorical(), select=lambda name, module: name.startswith("0."), seed=0)
+    assert model.predict(torch.randn(16, 3), draws=4).probs.shape == (16, 4)
 
 
-@identities
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
 def test_law_of_total_variance():
     predicted = from_outputs(Gaussian("per-input"), MIXTURE)
     for example in range(2):
@@ -164,14 +135,10 @@ def test_law_of_total_variance():
         assert predicted.stddev[example].item() == pytest.approx(math.sqrt(raw))
 
 
-LEVELS = (1e-4, 0.05, 0.25, 0.5, 0.9, 0.999)
-
-
 def mixture_cdf(y: float, means: np.ndarray, scales: np.ndarray, level: float = 0.0) -> float:
     return stats.norm.cdf(y, means, scales).mean() - level
 
 
-@identities
 def test_quantiles_are_those_of_the_mixture():
     quantiles = from_outputs(Gaussian("per-input"), MIXTURE).quantiles(LEVELS)
     assert quantiles.shape == (len(LEVELS), 2, 1)
@@ -182,18 +149,6 @@ def test_quantiles_are_those_of_the_mixture():
             assert quantile == pytest.approx(root, rel=1e-9, abs=1e-9)
 
 
-@statistical
-def test_quantiles_hold_their_share_of_samples():
-    quantiles = from_outputs(Gaussian("per-input"), MIXTURE).quantiles(LEVELS)
-    for example in range(2):
-        means, scales = (torch.from_numpy(part) for part in mixture_parts(example))
-        which = torch.randint(3, (1_000_000,))
-        y = means[which] + scales[which] * torch.randn(1_000_000, dtype=torch.float64)
-        below = (y.unsqueeze(1) < quantiles[:, example, 0]).double()
-        assert_mean(below, torch.tensor(LEVELS).double(), f"samples below the quantiles of example {example}")
-
-
-@identities
 def test_quantiles_of_one_gaussian_and_at_the_ends():
     predicted = from_outputs(Gaussian(0.5), [[[1.0]]])
     levels = (0.01, 0.5, 0.975)
@@ -202,7 +157,6 @@ def test_quantiles_of_one_gaussian_and_at_the_ends():
     assert from_outputs(Gaussian(0.5), [[[1.0]], [[2.0]]]).quantiles([0, 1]).flatten().tolist() == [-math.inf, math.inf]
 
 
-@identities
 @pytest.mark.parametrize("likelihood", [Gaussian(0.5), Categorical()], ids=repr)
 @pytest.mark.parametrize("level", [-0.1, 1.1, math.nan, "0.5", None])
 def test_bad_quantiles_are_refused(level, likelihood):
@@ -221,7 +175,6 @@ def integrated_entropy(means: np.ndarray, scales: np.ndarray) -> float:
     return sum(integrate.quad(integrand, low, high, epsabs=1e-11)[0] for low, high in itertools.pairwise(edges))
 
 
-@identities
 @pytest.mark.parametrize(
     ("means", "scales"),
     [
@@ -242,7 +195,6 @@ def test_entropy_of_a_mixture_of_gaussians(means, scales):
     assert entropy.item() == pytest.approx(integrated_entropy(np.array(means), np.array(scales)), abs=1e-5)
 
 
-@identities
 def test_log_prob_is_that_of_the_mixture():
     predicted = from_outputs(Gaussian("per-input"), MIXTURE)
     y = torch.tensor([[0.7], [60.0]]).double()  # the second so far out that no single density is above 0
@@ -252,7 +204,6 @@ def test_log_prob_is_that_of_the_mixture():
         assert predicted.log_prob(y)[example].item() == pytest.approx(expected, rel=1e-12)
 
 
-@identities
 @pytest.mark.parametrize(
     ("likelihood", "outputs", "shape"),
     [
@@ -273,7 +224,6 @@ def test_log_prob_broadcasts_nothing(likelihood, outputs, shape):
         predicted.log_prob(target)
 
 
-@identities
 def test_a_likelihood_of_the_users_own_predicts():
     """The output is a dictionary, the targets are counts."""
 
@@ -300,210 +250,3 @@ def test_a_likelihood_of_the_users_own_predicts():
         predicted.entropy  # noqa: B018
     with pytest.raises(ValueError, match="in order to predict"):
         Bayesian(mlp(), LogLikelihood(lambda output, target: target), seed=0).predict(x, draws=2)
-
-
-# --- how the draws run ------------------------------------------------------------------------------------------------
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 4, batch_first=True)
-        self.out = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.lstm(x)[0][:, -1])
-
-
-def convolutional() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 9, 2))
-
-
-NETS = {
-    "mlp": (mlp, (5, 3)),
-    "convolutional": (convolutional, (5, 1, 5, 5)),
-    "recurrent": (Recurrent, (5, 6, 3)),
-    "attention": (
-        lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Flatten()),
-        (5, 3, 4),
-    ),
-}
-
-
-@equivalence
-@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-@pytest.mark.parametrize("kind", NETS)
-def test_prediction_equals_a_loop_over_draws_whatever_the_memory(kind, estimator):
-    make, shape = NETS[kind]
-    model = Bayesian(make().double(), Categorical(), sigma=0.3, estimator=estimator, seed=0).eval()
-    x = torch.randn(shape, dtype=torch.float64)
-    with torch.no_grad():
-        loop = torch.stack([model.draw(index=k)(x) for k in range(11)])
-    for memory in (1, 10**5, 10**6, 2**30):
-        predicted = model.predict(x, draws=11, memory=memory, estimator=estimator)
-        logits = predicted.components.logits.reshape(loop.shape)
-        torch.testing.assert_close(logits, loop.log_softmax(-1), rtol=1e-9, atol=1e-9)
-    assert (loop[0] - loop[1]).abs().max() > 1e-3
-
-
-def peak(run) -> int:
-    """The most bytes that torch's allocator had handed out at a time."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        run()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
-
-
-@identities
-@pytest.mark.parametrize("kind", ["shared", "local", "ensemble"])
-def test_memory_cap_holds(kind):
-    net = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 2, bias=False))
-    model = Bayesian(net, Categorical(), estimator="shared" if kind == "ensemble" else kind, seed=0)
-    x, draws = torch.randn(512, 32), 10
-
-    def use(memory: int, draws: int = draws) -> int:
-        if kind == "ensemble":
-            ensemble = model.ensemble(draws)
-            return peak(lambda: ensemble.predict(x, memory=memory).probs)
-        return peak(lambda: model.predict(x, draws=draws, memory=memory, estimator="shared").probs)
-
-    one, free = use(1, draws=1), use(2**30)
-    outputs = 3 * draws * 512 * 2 * 4  # what is kept of each draw, while it is stacked and turned into probabilities
-    assert free > 5 * one  # there is something to cap
-    assert use(1) <= one + outputs  # one at a time is the least there is
-    assert use(max(one, free // 4)) <= max(one, free // 4) + outputs
-    assert use(3 * free) <= free
-
-
-@identities
-@pytest.mark.parametrize("ask", ["predict", "predict_mean", "ensemble", "failing"])
-def test_the_network_is_left_as_it_was(ask):
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2), nn.Dropout(0.9)).double()
-    net.train()
-    net[2].eval()
-    modes = [module.training for module in net.modules()]
-    model = Bayesian(net, Gaussian(0.5), sigma=0.1, seed=0)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    x = points()
-    if ask == "failing":
-        with pytest.raises(RuntimeError):
-            model.predict(x[:, :2], draws=3)
-    elif ask == "predict_mean":
-        predicted = model.predict_mean(x)
-    else:
-        predicted = model.predict(x, draws=3) if ask == "predict" else model.ensemble(3).predict(x)
-    assert [module.training for module in net.modules()] == modes
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.is_grad_enabled()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    if ask == "failing":
-        return
-    assert not predicted.mean.requires_grad
-    assert not predicted.log_prob(torch.zeros(5, 2).double()).requires_grad
-    one = predicted.components.mean[:5]  # in evaluation mode: each example by itself, and no dropout
-    net.eval()
-    with torch.no_grad():
-        expected = net(x[:1]) if ask == "predict_mean" else model.draw()(x[:1])
-    torch.testing.assert_close(one[:1], expected)
-
-
-@identities
-@pytest.mark.parametrize("estimator", [None, "shared"])
-def test_seeds_decide_the_draws(estimator):
-    x = points()
-    model = Bayesian(mlp(), Gaussian(0.5), sigma=0.5, seed=4)
-    first = model.predict(x, draws=6, estimator=estimator)
-    torch.rand(3)  # torch's own generator has no say
-    assert torch.equal(first.mean, model.predict(x, draws=6, estimator=estimator).mean)
-    assert torch.equal(first.mean, model.predict(x, draws=6, estimator=estimator, seed=4).mean)
-    assert not torch.equal(first.mean, model.predict(x, draws=6, estimator=estimator, seed=5).mean)
-    longer = model.predict(x, draws=9, estimator=estimator).components.mean.reshape(9, 5, 2)
-    torch.testing.assert_close(longer[:6], first.components.mean.reshape(6, 5, 2))
-    assert len(longer[:, 0, 0].unique()) == 9
-    apart = torch.cat([model.predict(one, draws=6, estimator=estimator).mean for one in x.split(1)])
-    same_networks = estimator == "shared"
-    assert torch.allclose(apart, first.mean) == same_networks
-
-
-@identities
-def test_ensemble_is_kept():
-    x = points()
-    model = Bayesian(mlp(), Categorical(), sigma=0.5, seed=0)
-    ensemble = model.ensemble(5)
-    predicted = ensemble.predict(x)
-    torch.testing.assert_close(predicted.probs, model.predict(x, draws=5, estimator="shared").probs)
-    assert not torch.equal(model.ensemble(5, seed=1).predict(x).probs, predicted.probs)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
-    assert torch.equal(ensemble.predict(x).probs, predicted.probs)
-    assert ensemble.draws == 5
-    assert {name: w.shape[0] for name, w in ensemble.weights.items()} == dict.fromkeys(model.posterior, 5)
-    each = [functional_call(model.net, {name: w[k] for name, w in ensemble.weights.items()}, x) for k in range(5)]
-    torch.testing.assert_close(ensemble(x), torch.stack(each))
-    torch.testing.assert_close(predicted.probs, torch.stack(each).softmax(-1).mean(0))
-
-
-@identities
-def test_predict_mean_is_the_network_itself():
-    x = points()
-    model = Bayesian(mlp(), Categorical(), sigma=0.5, seed=0)
-    logits = model.net(x).detach()
-    torch.testing.assert_close(model.predict_mean(x).probs, logits.softmax(-1))
-    assert torch.equal(model(x).detach(), logits)
-    assert model.predict_mean(x).draws == 1
-
-
-class Several(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, left: Tensor, right: Tensor, *, scale: float = 1.0) -> Tensor:
-        return self.linear(left - 2 * right) * scale
-
-
-@identities
-def test_several_and_keyword_inputs():
-    model = Bayesian(Several().double(), Gaussian(0.5), sigma=0.3, seed=0)
-    left, right = points(), points()
-    expected = torch.stack([model.draw(index=k)(left, right, scale=3.0) for k in range(4)]).mean(0).detach()
-    ensemble = model.ensemble(4)
-    for predicted in (
-        model.predict(left, right, scale=3.0, draws=4),
-        model.predict(right=right, left=left, scale=3.0, draws=4),
-        ensemble.predict(left, right=right, scale=3.0),
-    ):
-        torch.testing.assert_close(predicted.mean, expected)
-    torch.testing.assert_close(ensemble(left, right, scale=3.0).mean(0), expected)
-    torch.testing.assert_close(model.predict_mean(left, right=right).mean, model.net(left, right).detach())
-
-
-@identities
-@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian(0.5), Gaussian("per-input")], ids=repr)
-def test_one_example_is_predicted_as_among_others(likelihood):
-    model = Bayesian(mlp(outputs=2), likelihood, sigma=0.5, seed=0)
-    x = points(4)
-    whole, part = model.predict(x, draws=5), model.predict(x[:1], draws=5)
-    for name in ("mean", "variance", "entropy", "aleatoric", "epistemic", "stddev"):
-        torch.testing.assert_close(getattr(part, name), getattr(whole, name)[:1])
-    torch.testing.assert_close(part.quantiles([0.1, 0.9]), whole.quantiles([0.1, 0.9])[:, :1])
-
-
-@identities
-@pytest.mark.parametrize("draws", [0, -1, 2.0, True, None, "3"])
-def test_bad_numbers_of_draws_are_refused(draws):
-    model = Bayesian(mlp(), Categorical(), seed=0)
-    for ask, owner in [
-        (lambda: model.predict(points(), draws=draws), "Bayesian.predict"),
-        (lambda: model.ensemble(draws), "Bayesian.ensemble"),
-    ]:
-        with pytest.raises(ValueError, match="parameter of") as error:
-            ask()
-        assert (
-            str(error.value) == f"The 'draws' parameter of {owner} must be an int in [1, inf). Got {draws!r} instead."
-        )
-    with pytest.raises(ValueError, match="The 'memory' parameter of"):
-        model.predict(points(), memory=0)
-    with pytest.raises(ValueError, match="The 'memory' parameter of"):
-        model.ensemble(2)(points(), memory=0)
