@@ -340,6 +340,14 @@ def test_bad_parameters_are_refused(parameter, constraint, values):
         assert f"must be {constraint}. Got {value!r} instead." in str(error.value)
 
 
+@pytest.mark.parametrize("likelihood", [Gaussian(0.5), Gaussian("learnt"), Categorical()], ids=repr)
+@pytest.mark.parametrize("target", [[[0.0, 1.0]] * 4, None, 1.0], ids=repr)
+def test_targets_that_are_no_tensors_are_refused(target, likelihood):
+    free_energy = FreeEnergy(Bayesian(nn.Sequential(nn.Linear(3, 2)).double(), likelihood, seed=0), 6)
+    with pytest.raises(ValueError, match=FORM.format("target", type(likelihood).__name__)):
+        free_energy(X, target)
+
+
 def test_a_likelihood_of_the_users_own_must_give_a_number_per_example():
     model = classifier()
     model.likelihood = LogLikelihood(lambda output, target: -output.logsumexp(1).mean())
