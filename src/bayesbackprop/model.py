@@ -152,8 +152,10 @@ class Bayesian(nn.Module):
             (self.likelihood, lr, 0.0),
         )
         groups: list[dict[str, Any]] = []
+        grouped: set[nn.Parameter] = set()  # a likelihood may have a parameter of the network's
         for part, rate, decay in parts:
-            if parameters := list(part.parameters()):
+            if parameters := [parameter for parameter in part.parameters() if parameter not in grouped]:
+                grouped.update(parameters)
                 own_rate = {} if rate is None else {"lr": rate}
                 groups.append({"params": parameters, "weight_decay": decay, **own_rate})
         return groups
