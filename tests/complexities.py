@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from bayesbackprop import Bayesian, Gaussian, LogDensity
 
@@ -21,4 +20,4 @@ def linear(prior, sigma=0.3, centre=None, **options) -> Bayesian:
 
 def sampled_costs(model: Bayesian, draws: int) -> Tensor:
     with torch.no_grad():
-        return vmap(lambda index: model.draw(index=index).complexity())(torch.arange(draws))
+        return torch.stack([model.draw(index=index).complexity() for index in range(draws)])
