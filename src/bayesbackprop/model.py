@@ -261,6 +261,14 @@ class Bayesian(nn.Module):
                 raise invalid(name, "Bayesian.draw", f"an int in [0, {_WORDS})", word)
         return Key(self.seed if seed is None else _checked_seed(seed), step, index)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "Bayesian":
+        """What ``.half()`` and the like go through: the rho of constant weights stays finite in a narrower type."""
+        super()._apply(fn, recurse)
+        with torch.no_grad():
+            for rho in self.rho.parameters():
+                rho.clamp_(min=constant_rho(rho.dtype))
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engines": {}}  # a copy finds its own tensors
 
