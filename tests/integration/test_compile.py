@@ -1,10 +1,15 @@
 """A compiled step is the eager step: one graph, and a refused step leaves no trace."""
 
 import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 from bayesbackprop import Cost, FreeEnergy
@@ -60,3 +65,36 @@ def test_generated_code_computes_the_eager_step() -> None:
     """Inductor's code, for one small network in the type of everyday use, since a compiler takes its time."""
     eager = small_free_energy("shared", "sampled", nn.Linear(3, 2, bias=False)).float()
     _assert_same_steps(eager, backend="inductor", rtol=1e-4, atol=1e-5)
+
+
+def _operators(graph: torch.fx.Graph) -> Counter[str]:
+    """How often each operator of the library's own is called."""
+    names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return Counter(name for name in names if name.startswith("bayesbackprop."))
+
+
+def test_a_compiled_step_draws_all_weights_in_one_operator() -> None:
+    graphs: list[Counter[str]] = []
+
+    def record(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(_operators(module.graph))
+        return make_boxed_func(module.forward)
+
+    torch._dynamo.reset()
+    free_energy = small_free_energy("shared", "sampled")
+    backend = aot_autograd(fw_compiler=record, bw_compiler=record)
+    torch.compile(free_energy, fullgraph=True, backend=backend)(*data()).backward()
+    assert graphs == [{"bayesbackprop.draw.default": 1}, {"bayesbackprop.draw_backward.default": 1}]
+
+
+def test_a_compiled_evaluation_changes_nothing() -> None:
+    torch._dynamo.reset()
+    free_energy = small_free_energy("shared", "sampled", warmup=9)
+    compiled = torch.compile(free_energy, fullgraph=True, backend="aot_eager")
+    compiled(*data())
+    with torch.no_grad():
+        first, second = compiled(*data()), compiled(*data())
+        expected = free_energy(*data())
+    assert int(free_energy.step) == 1
+    torch.testing.assert_close(parts(first), parts(expected))
+    torch.testing.assert_close(parts(second), parts(expected))

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
 
-from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, Normal
+from bayesbackprop import Bayesian, Bernoulli, Categorical, FreeEnergy, Gaussian, Normal
+from bayesbackprop._engine import ops
+from bayesbackprop.noise import Key
 from networks import X, Y, classifier, regression_model, regressor
 
 identities = pytest.mark.identities
@@ -176,6 +178,74 @@ def test_an_ensemble_is_fixed_in_what_is_not_random_too() -> None:
     assert torch.equal(ensemble.predict(X).mean, before)
 
 
+class FailsOnce(nn.Module):
+    """Runs the first draw, fails in the second call, where the others run in parallel, and then runs again."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.error = error
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise self.error
+        return self.linear(x)
+
+
+def predict_with(model: Bayesian, how: str, x: Tensor) -> Tensor:
+    ensemble = model.ensemble(5)
+    calls = ensemble.net if how == "ensemble" else model.net
+    predicted = ensemble.predict(x) if how == "ensemble" else model.predict(x, draws=5)
+    assert calls.calls == 1 + 1 + 4  # alone, in parallel, and one after the other
+    return predicted.mean
+
+
+@identities
+@pytest.mark.parametrize("how", ["predict", "ensemble"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    ],
+    ids=["GPU", "CPU"],
+)
+def test_a_lack_of_memory_is_raised_and_not_taken_for_a_missing_rule(error, how):
+    model = Bayesian(FailsOnce(error), Gaussian(0.5), seed=0)
+    with pytest.raises(type(error), match="allocate"):
+        predict_with(model, how, torch.randn(4, 3))
+
+
+@identities
+@pytest.mark.parametrize("how", ["predict", "ensemble"])
+def test_what_has_no_rule_for_parallel_draws_runs_one_by_one(how):
+    net, x = FailsOnce(RuntimeError("vmap: there is no batching rule")), torch.randn(4, 3)
+    plain = Bayesian(net.linear, Gaussian(0.5), seed=0)
+    got = predict_with(Bayesian(net, Gaussian(0.5), seed=0), how, x)
+    torch.testing.assert_close(got, plain.predict(x, draws=5, estimator="shared").mean)
+
+
+@identities
+def test_the_numbers_of_the_draws_are_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch):
+    """On the meta device, which every machine has; numbers elsewhere could not be mixed with the noise of a GPU."""
+    made: list[torch.device] = []
+    normal = ops.normal
+
+    def record(shape, key, *rest):
+        made.append(torch.as_tensor(key.draw).device)
+        return normal(shape, key, *rest)
+
+    model = Bayesian(nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU()), Gaussian(0.5), estimator="local", seed=0).to("meta")
+    monkeypatch.setattr(ops, "normal", record)
+    with torch.no_grad():
+        x = torch.randn(4, 1, 5, device="meta")
+        outputs = model.engine().any_module.outputs(Key(0), 3, 2**30, (x,), {})
+    assert outputs.shape == (3, 4, 2, 3)
+    assert set(made) == {torch.device("meta")}
+
+
 # --- the network and its inputs --------------------------------------------------------------------------------------
 
 
@@ -209,6 +279,34 @@ def test_the_network_is_left_as_it_was(ask):
     with torch.no_grad():
         expected = net(x[:1]) if ask == "predict_mean" else model.draw()(x[:1])
     torch.testing.assert_close(one[:1], expected)
+
+
+ASKS = {
+    "free_energy": lambda model, x: FreeEnergy(model, 10)(x, torch.zeros(len(x), 2).double()).backward(),
+    "predict": lambda model, x: model.predict(x, draws=3),
+    "predict, shared": lambda model, x: model.predict(x, draws=3, estimator="shared"),
+    "predict_mean": lambda model, x: model.predict_mean(x),
+    "ensemble": lambda model, x: model.ensemble(3).predict(x),
+}
+
+
+@identities
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("ask", ASKS.values(), ids=list(ASKS))
+def test_frozen_parts_stay_in_evaluation_mode(ask, training):
+    """A backbone whose statistics and dropout are off, inside a network that trains; or the other way round."""
+    backbone = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).requires_grad_(False)
+    net = nn.Sequential(backbone, nn.Linear(4, 2)).double().train(training)
+    backbone.train(not training)
+    backbone[2].train(training)
+    modes = [module.training for module in net.modules()]
+    model = Bayesian(net, Gaussian(0.5), sigma=0.1, seed=0)
+    statistics = backbone[1].running_mean.clone()
+    for _ in range(2):
+        ask(model, points())
+        assert [module.training for module in net.modules()] == modes
+    if training:  # then the norm is frozen
+        assert torch.equal(backbone[1].running_mean, statistics)
 
 
 @identities
