@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -16,6 +17,14 @@ from bayesbackprop.saving import load
 
 # The means in a file of a Bayesian network in nn.Sequential.
 _MEAN = re.compile(r"net\.(\d+)\.(weight|bias)")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within it torch's generator starts at ``seed``, which decides initial weights; after it, it is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def mlp(

@@ -97,6 +97,7 @@ class FreeEnergy(nn.Module):
         batch_size: The examples of a full minibatch, over all ranks.
         temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold".
         warmup: Steps over which the complexity rises linearly to its full weight.
+        step: Steps taken before, from which the noise and the warm-up go on.
 
     Examples:
         >>> from bayesbackprop import Gaussian
@@ -119,12 +120,13 @@ class FreeEnergy(nn.Module):
         batch_size: int | None = None,
         temperature: float = 1.0,
         warmup: int = 0,
+        step: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(model, Bayesian):
             raise invalid("model", _OWNER, "a Bayesian", model)
         check_count(_OWNER, n=n, draws=draws)
-        check_count(_OWNER, least=0, warmup=warmup)
+        check_count(_OWNER, least=0, warmup=warmup, step=step)
         check_not_negative(_OWNER, temperature=temperature)
         if complexity not in ("sampled", "closed"):
             raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
@@ -136,7 +138,7 @@ class FreeEnergy(nn.Module):
         self.warmup = warmup
         self.batch_size = batch_size
         # The noise and the warm-up depend on it: it is part of the state_dict, so that a run can be resumed.
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("step", torch.tensor(step))
         self.register_buffer("_pi", checked_weights(minibatch_weights, n, batch_size), persistent=False)
         self._pi: Tensor | None
         if complexity == "closed":
@@ -176,6 +178,12 @@ class FreeEnergy(nn.Module):
         if self.training and torch.is_grad_enabled():
             self._advance(step, cost)
         return cost
+
+    def param_groups(
+        self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """The parameters in groups for an optimiser, as :meth:`Bayesian.param_groups`."""
+        return self.model.param_groups(lr, rho_lr=rho_lr, weight_decay=weight_decay)
 
     def _advance(self, step: int | None, cost: Cost) -> None:
         if step is not None:
