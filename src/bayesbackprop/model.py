@@ -263,7 +263,7 @@ class Bayesian(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Bayesian":
         """What ``.half()`` and the like go through: the rho of constant weights stays finite in a narrower type."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for rho in self.rho.parameters():
                 rho.clamp_(min=constant_rho(rho.dtype))

@@ -82,7 +82,8 @@ def _rank(rank: int, folder: str) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The records of two processes, each of which runs this file."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    paths = os.pathsep.join(filter(None, sys.path))  # this file imports from the folder of the tests
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
     commands = [[sys.executable, __file__, str(rank), folder] for rank in range(RANKS)]
     processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
     try:

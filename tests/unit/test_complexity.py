@@ -133,6 +133,7 @@ def test_free_energy_uses_the_weights_it_is_given():
         (torch.full((3, 1), 1 / 3), "Got shape [3, 1] instead."),
         (torch.full((3, 2), 1 / 6), "Got shape [3, 2] instead."),
         (torch.tensor(1.0), "Got tensor(1.) instead."),
+        ("geo", "'uniform', 'geometric' or a sequence that sums to 1. Got 'geo' instead."),
         ("exponential", "'uniform', 'geometric' or a sequence that sums to 1. Got 'exponential' instead."),
         (None, "Got None instead."),
         (0.5, "Got 0.5 instead."),

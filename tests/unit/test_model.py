@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributions import Normal as TorchNormal
 from torch.distributions import kl_divergence
 
-from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, Relative, load, save
+from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, Relative
 from layers import each_estimator
-from networks import Tied, X, net_with_norm, regression_model, regressor
+from networks import Tied, net_with_norm, regression_model
 
 pytestmark = pytest.mark.identities
 
@@ -116,18 +116,6 @@ class First(Gaussian):
         (lambda: regression_model().draw(step=2**32), "'step' parameter of Bayesian.draw"),
         (lambda: regression_model().draw(step=-1), "'step' parameter of Bayesian.draw"),
         (lambda: regression_model().draw(index=1.5), "'index' parameter of Bayesian.draw"),
-        (lambda: regression_model().predict(X * torch.nan), "'inputs' parameter of Bayesian.predict"),
-        (lambda: regression_model().predict(X[:0]), "'inputs' parameter of Bayesian.predict"),
-        (lambda: regression_model().ensemble(2).predict(X[:0]), "'inputs' parameter of Ensemble"),
-        (lambda: regression_model().predict(X, draws=2).quantiles(0.5), "'q' parameter of quantiles"),
-        (lambda: regression_model().predict(X, draws=2).quantiles([]), "'q' parameter of quantiles"),
-        (lambda: save(regressor(), "nowhere"), "'model' parameter of save"),
-        (lambda: load(3, regressor()), "'path' parameter of load"),
-        (lambda: load("/", regressor()), "'path' parameter of load"),
-        (
-            lambda: FreeEnergy(regression_model(), 10, minibatch_weights="geo"),
-            "'minibatch_weights' parameter of FreeEnergy",
-        ),
     ],
 )
 def test_mistakes_are_explained(call: object, message: str) -> None:

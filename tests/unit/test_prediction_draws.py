@@ -390,3 +390,19 @@ def test_bad_numbers_of_draws_are_refused(draws):
         model.predict(points(), memory=0)
     with pytest.raises(ValueError, match="The 'memory' parameter of"):
         model.ensemble(2)(points(), memory=0)
+
+
+@identities
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: regression_model().predict(X * torch.nan), "'inputs' parameter of Bayesian.predict"),
+        (lambda: regression_model().predict(X[:0]), "'inputs' parameter of Bayesian.predict"),
+        (lambda: regression_model().ensemble(2).predict(X[:0]), "'inputs' parameter of Ensemble"),
+        (lambda: regression_model().predict(X, draws=2).quantiles(0.5), "'q' parameter of quantiles"),
+        (lambda: regression_model().predict(X, draws=2).quantiles([]), "'q' parameter of quantiles"),
+    ],
+)
+def test_mistakes_are_explained(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
