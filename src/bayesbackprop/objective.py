@@ -205,15 +205,15 @@ class FreeEnergy(nn.Module):
         if examples > -(-n // ranks):  # a DistributedSampler repeats examples so that all ranks have as many
             constraint = f"the size of the training set, at least the {examples * ranks} examples of this minibatch"
             raise invalid("n", _OWNER, constraint, n)
-        weight = self.temperature * self._share_per_example(examples * ranks, batch, n)
+        weight = self.temperature * self._share_per_example(examples, ranks, batch, n)
         if not self.warmup:
             return weight
         if isinstance(step, Tensor):
             return weight * (step.double() / self.warmup).clamp(max=1)
         return weight * min(1.0, step / self.warmup)
 
-    def _share_per_example(self, examples: int, batch: int | None, n: int) -> float | Tensor:
-        """pi_i / |D_i|."""
+    def _share_per_example(self, examples: int, ranks: int, batch: int | None, n: int) -> float | Tensor:
+        """pi_i / |D_i|, where each of the ``ranks`` has as many ``examples``."""
         if self._pi is None:
             if batch is not None:
                 constraint = "left out with uniform weights, where all minibatches are alike"
@@ -226,6 +226,8 @@ class FreeEnergy(nn.Module):
         if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch < batches:
             raise invalid("batch", _OWNER, f"the number of the minibatch in its epoch, an int in [0, {batches})", batch)
         size = min(self.batch_size, self.n - batch * self.batch_size)
+        size += -size % ranks  # with those that a DistributedSampler repeats
+        examples *= ranks
         if examples != size:
             constraint = (
                 f"as long as n={self.n} and batch_size={self.batch_size} say: minibatch {batch} has {size} examples"

@@ -149,7 +149,7 @@ class FullyConnected(Executor):
     def cost(
         self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
     ) -> Tensor:
-        if not likelihood.has_slope or targets.requires_grad:
+        if not likelihood.has_slope or not isinstance(targets, Tensor) or targets.requires_grad:
             return super().cost(draw, likelihood, args, kwargs, targets)
         return self._apply(draw, args[0], likelihood, targets)
 
