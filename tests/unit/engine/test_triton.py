@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesbackprop import complexity, noise
 from bayesbackprop.noise import Key
-from bayesbackprop.posterior import CONSTANT, WeightPosterior
+from bayesbackprop.posterior import WeightPosterior, constant_rho
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
 
 if util.find_spec("triton") is None:
@@ -128,7 +128,7 @@ def parameter(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Te
     generator = torch.Generator().manual_seed(size)
     mu, centre, gradient = torch.randn(3, size, generator=generator, dtype=torch.float64)
     rho = torch.linspace(-11.5, 5, size, dtype=torch.float64)
-    rho[1::5] = CONSTANT
+    rho[1::5] = constant_rho(dtype)
     return tuple(tensor.to(dtype).to(DEVICE) for tensor in (mu, rho, centre, gradient))
 
 
