@@ -36,15 +36,17 @@ def available() -> bool:
     return _cpu is not None
 
 
-def takes(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels can read all of these: no subclass whose memory is not its own, strided, of known types."""
-    for tensor in tensors:
-        kind = type(tensor)
-        if kind is not nn.Parameter and kind is not Tensor:
-            return False
-        if tensor.dtype not in TYPES or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            return False
-    return True
+def takes(parameters: Parameters) -> bool:
+    """Whether the kernels can read all of these: no subclass whose memory is not its own, strided, each of one type."""
+    types = [mu.dtype for mu in parameters.mus]
+    for tensors in (parameters.mus, parameters.rhos, parameters.centres):
+        for dtype, tensor in zip(types, tensors, strict=False):  # there may be no centres
+            kind = type(tensor)
+            if kind is not nn.Parameter and kind is not Tensor:
+                return False
+            if tensor.dtype is not dtype or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+                return False
+    return all(dtype in TYPES for dtype in types)
 
 
 def normal(out: Tensor, key: Key, stream: int, many: int = 1) -> Tensor:
@@ -81,6 +83,13 @@ def backward(
     to_mu: Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(3), (4): Delta_mu and Delta_rho of each parameter from df/dw, into ``to_mu``, which may be ``gradients``."""
+    for tensors in (parameters.mus, parameters.rhos, parameters.centres):
+        for w, tensor in zip(ws, tensors, strict=False):  # there may be no centres
+            if w.dtype is not tensor.dtype or w.shape != tensor.shape:
+                raise RuntimeError(
+                    "The type or the shape of a parameter was changed after its weights were drawn: compute the cost "
+                    "again before backward."
+                )
     to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
     columns = {_W: ws, _GW: gradients, _GMU: to_mu, _GRHO: to_rho}
     _launch(_cpu.backward, parameters, columns, own=complexity_gradient)

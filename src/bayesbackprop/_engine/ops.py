@@ -107,7 +107,7 @@ def has_kernel(parameters: Parameters) -> bool:
         return False
     if parameters.mus[0].device.type == "cpu":
         # What a compiler traces stands for tensors that were looked at when the parameters were found.
-        return cpu.available() and (torch.compiler.is_compiling() or cpu.takes(parameters.tensors))
+        return cpu.available() and (torch.compiler.is_compiling() or cpu.takes(parameters))
     return _triton_takes(parameters.tensors)
 
 
