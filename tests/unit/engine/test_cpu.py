@@ -1,141 +1,111 @@
-"""The fast twin against the plain one, with the same noise."""
+"""The kernels in C as torch sees them: noise, draws, the table they read, and what they may be given."""
 
 import copy
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import vmap
+from torch import nn
 
-from bayesbackprop import (
-    Bayesian,
-    Categorical,
-    FreeEnergy,
-    Gaussian,
-    Laplace,
-    LogDensity,
-    Normal,
-    Prior,
-    ScaleMixture,
-    noise,
-)
-from bayesbackprop import _engine as kernels
-from bayesbackprop._engine import cpu as fused
-from bayesbackprop._engine import reference
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Normal, ScaleMixture, noise, plain_kernels
+from bayesbackprop._engine import cpu, ops, reference
+from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop.noise import Key, Role, stream
-from bayesbackprop.posterior import CONSTANT
-from ztests import assert_mean, assert_z
+from bayesbackprop.posterior import WeightPosterior
+from engine_parameters import CONSTANTS, CPU, DTYPES, parameters_of
 
 pytestmark = pytest.mark.equivalence
 
-ESTIMATORS = ["shared", "local", "flipout"]
-CPU = torch.device("cpu")
-CAUCHY = LogDensity(lambda w: -torch.log1p(w.square()), name="Cauchy")
-PRIORS: list[Prior] = [Normal(0.3), Laplace(0.2), ScaleMixture(0.25, 1.0, 0.1), ScaleMixture(0.0, 1.0, 0.1)]
-SIZES = [1, 3, 31, 32, 33, 1023, 1025]
+SIZES = [0, 1, 3, 31, 32, 33, 1023, 1025, 100_003]
+KEY = Key(seed=123456789012345, step=2**31 + 5, draw=9)
 
 
 def test_the_kernels_are_there() -> None:
-    assert fused.available()
+    assert cpu.available()
 
 
-def _parameters(n: int, prior: Prior, dtype: torch.dtype, centred: bool) -> kernels.Parameters:
-    generator = torch.Generator().manual_seed(n)
-    mu = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
-    rho = (6 * torch.rand(n, generator=generator, dtype=torch.float64) - 7).to(dtype)
-    rho[1::5] = CONSTANT
-    centre = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype) if centred else None
-    q = (
-        Bayesian(nn.Linear(1, 1), Categorical(), seed=0)
-        .posterior["weight"]
-        ._replace(mu=mu.requires_grad_(), rho=rho.requires_grad_())
-    )
-    return kernels.Parameters(
-        {"w": kernels.Parameter(q, prior, centre, 20), "v": kernels.Parameter(q, prior, centre, 8)}
-    )
+@pytest.mark.identities
+def test_a_row_of_the_table_is_defined_in_c_alone() -> None:
+    """Python packs what ``_cpu.FIELDS`` says: integers and addresses of 8 bytes, and numbers of 8 bytes."""
+    names, letters = zip(*(field.split(":") for field in cpu._cpu.FIELDS.split()), strict=True)
+    assert set(letters) == {"q", "d"}
+    assert cpu._ROW.size == 8 * len(names)
+    prior = ScaleMixture(0.25, 1.0, 0.1)
+    table = cpu._table(parameters_of(33, prior, torch.float64, streams=(20, 8)))
+    for number, which in enumerate((20, 8)):
+        packed = cpu._ROW.unpack(table[number * cpu._ROW.size : (number + 1) * cpu._ROW.size])
+        row = dict(zip(names, packed, strict=True))
+        kind = cpu._cpu.PRIORS.split().index("MIXTURE")
+        expected = {"n": 33, "stream": which, "wide": 1, "kind": kind, "a": 0.25, "b": 1.0, "c": 0.1}
+        assert row == dict.fromkeys(names, 0) | expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("prior", PRIORS, ids=repr)
+@pytest.mark.identities
+def test_a_table_of_another_form_is_refused() -> None:
+    for table in (bytes(cpu._ROW.size), bytearray(cpu._ROW.size - 1)):
+        with pytest.raises(TypeError, match=rf"rows of {cpu._ROW.size} bytes"):
+            cpu._cpu.draw(table, 1, 0, 0, 0, 0.0)
+    with pytest.raises(TypeError, match="expected 6 arguments, got 1"):
+        cpu._cpu.draw(bytearray())
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", SIZES)
-def test_weights_complexity_and_gradients(n: int, prior: Prior, centred: bool, dtype: torch.dtype) -> None:
-    parameters, key = _parameters(n, prior, dtype, centred), Key(seed=2**40 + 7, step=3, draw=5)
-    assert kernels.all_fused(parameters)
-    results = []
-    for twin in (fused, reference):
-        ws, cost = twin.sample(parameters, key)
-        loss = sum((w * torch.linspace(-1, 1, n, dtype=dtype)).sum() for w in ws) + 0.01 * cost
-        q = parameters.each[0].q
-        results.append([*ws, cost, *torch.autograd.grad(loss, (q.mu, q.rho))])
-    tolerance = {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 2e-4}
-    torch.testing.assert_close(*results, **tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("n", [0, *SIZES, 100_003])
-def test_noise_and_signs(n: int, dtype: torch.dtype) -> None:
-    key, numbers = Key(seed=123456789012345, step=2**31 + 5, draw=9), stream(4, Role.ACTIVATION)
+def test_noise_and_signs_are_those_of_the_equations(n: int, dtype: torch.dtype) -> None:
+    numbers = stream(4, Role.ACTIVATION)
     accuracy = 1e-12 if dtype == torch.float64 else 5e-4  # near r = 0 the rounding of u1 is magnified
-    plain = noise.normal((n,), key, numbers, dtype, CPU)
-    torch.testing.assert_close(fused.normal((n,), key, numbers, dtype), plain, rtol=0, atol=accuracy)
-    assert torch.equal(fused.signs((n,), key, numbers, dtype), noise.signs((n,), key, numbers, dtype, CPU))
+    plain = noise.normal((n,), KEY, numbers, dtype, CPU)
+    torch.testing.assert_close(cpu.normal(torch.empty(n, dtype=dtype), KEY, numbers), plain, rtol=0, atol=accuracy)
+    signs = cpu.signs(torch.empty(n, dtype=dtype), KEY, numbers)
+    assert torch.equal(signs, noise.signs((n,), KEY, numbers, dtype, CPU))
 
 
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1,), (3, 11), (1025,)])
+def test_the_noise_of_many_draws_is_that_of_each(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    together = ops.normals(4, shape, KEY, 6, dtype, CPU)
+    one_by_one = [ops.normal(shape, KEY._replace(draw=KEY.draw + k), 6, dtype, CPU) for k in range(4)]
+    assert torch.equal(together, torch.stack(one_by_one))
+    with plain_kernels():
+        plain = ops.normals(4, shape, KEY, 6, dtype, CPU)
+    torch.testing.assert_close(together, plain, rtol=0, atol=1e-12 if dtype == torch.float64 else 5e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("prior", [*PRIORS[:3], {"*.bias": CAUCHY, "*": Normal(0.5)}], ids=repr)
-def test_a_hundred_training_steps(prior: Prior, estimator: str, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(16, 5, generator=generator).to(dtype)
-    y = torch.randint(3, (16,), generator=generator)
-    start = _net().to(dtype)
-    ends = []
-    for context in (nullcontext, kernels.plain):
-        model = Bayesian(copy.deepcopy(start), Categorical(), prior, estimator=estimator, sigma=0.05, seed=1)  # type: ignore[arg-type]
-        free_energy = FreeEnergy(model, n=64, draws=2)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        with context():
-            for _ in range(100):
-                optimiser.zero_grad()
-                free_energy(x, y).backward()
-                optimiser.step()
-        ends.append({name: value.detach() for name, value in model.named_parameters()})
-    tolerance = {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 2e-3, "atol": 2e-3}
-    torch.testing.assert_close(*ends, **tolerance)
-    assert any(not torch.allclose(ends[0][f"net.{name}"], value) for name, value in start.named_parameters())
+# --- draws ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_contiguous_is_left_to_the_plain_twin() -> None:
-    net = nn.Linear(4, 6).double()
-    net.weight = nn.Parameter(net.weight.detach().t().contiguous().t())
-    model = Bayesian(net, Gaussian(1.0), Normal(0.5), seed=3)
-    parameters = model.layout().parameters
-    assert not parameters.mus[0].is_contiguous()
-    assert not kernels.all_fused(parameters)
-    same = Bayesian(copy.deepcopy(net), Gaussian(1.0), Normal(0.5), seed=3)
-    same.net.weight = nn.Parameter(same.net.weight.detach().contiguous())
-    torch.testing.assert_close(model.draw(1).weights["weight"], same.draw(1).weights["weight"])
-    torch.testing.assert_close(model.draw(1).complexity(), same.draw(1).complexity())
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("many", [1, 5])
+@pytest.mark.parametrize("n", SIZES[1:-1])
+def test_many_draws_are_the_draws_one_by_one(n: int, many: int, dtype: torch.dtype) -> None:
+    parameters = parameters_of(n, Normal(0.3), dtype, constants=CONSTANTS["every third"], streams=(20, 8))
+    together = cpu.draws(parameters, KEY, many)
+    assert all(w.shape == (many, n) for w in together)
+    for k in range(many):
+        ws, _ = cpu.draw(parameters, KEY._replace(draw=KEY.draw + k))
+        assert all(torch.equal(w, all_of_it[k]) for w, all_of_it in zip(ws, together, strict=True))
+    accuracy = 1e-9 if dtype == torch.float64 else 2e-3  # sigma is up to 3
+    with torch.no_grad():
+        torch.testing.assert_close(together, reference.draws(parameters, KEY, many), rtol=accuracy, atol=accuracy)
 
 
-def test_inside_vmap_and_beside_it() -> None:
-    model = Bayesian(_net().double(), Categorical(), seed=3)
-    inside = vmap(lambda index: model.draw(2, index).weights["0.weight"])(torch.arange(4))
-    torch.testing.assert_close(inside, torch.stack([model.draw(2, k).weights["0.weight"] for k in range(4)]))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_variances_are_those_of_the_equations(dtype: torch.dtype) -> None:
+    parameters = parameters_of(1025, Normal(0.3), dtype, constants=CONSTANTS["every third"], streams=(20, 8))
+    found = ops.variances(parameters)
+    with plain_kernels():
+        expected = ops.variances(parameters)
+    torch.testing.assert_close(found, expected, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
+    assert not any(variance[::3].any() for variance in found)
 
 
-def test_many_draws_are_the_draws_one_by_one() -> None:
-    model = Bayesian(_net(), Categorical(), seed=3)
+def test_an_ensemble_holds_the_draws_one_by_one() -> None:
+    model = Bayesian(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), Categorical(), seed=3)
     kept = model.ensemble(5).weights
     for k in range(5):
         for name, weight in model.draw(index=k).weights.items():
@@ -150,49 +120,111 @@ def test_the_number_of_threads_changes_nothing() -> None:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             draw = model.draw(1)
-            results.append((draw.weights["weight"].detach(), draw.complexity().detach()))
+            to_mu, to_rho = torch.autograd.grad(
+                draw.weights["weight"].square().sum() + draw.complexity(), [model.net.weight, model.rho.weight]
+            )
+            results.append([draw.weights["weight"].detach(), draw.complexity().detach(), to_mu, to_rho])
     finally:
         torch.set_num_threads(before)
-    for weight, complexity in results[1:]:
-        assert torch.equal(weight, results[0][0])
-        assert torch.equal(complexity, results[0][1])
+    for found in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found, results[0], strict=True))
 
 
-def _gradients(model: Bayesian) -> list[Tensor]:
-    gradients = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    assert all(gradient is not None for gradient in gradients)
-    return [gradient.clone() for gradient in gradients if gradient is not None]
+# --- what the kernels may be given ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backward", [lambda cost: cost.backward(), lambda cost: cost.total.backward()])
-def test_costs_wait_for_their_backward_pass_in_any_order(backward: Callable[..., None]) -> None:
-    """And weights and gradients that someone keeps stay what they are."""
-    x, y = torch.randn(8, 5), torch.randint(3, (8,))
-    model = Bayesian(_net(), Categorical(), seed=3)
-    expected = []
-    for step in range(6):
-        with kernels.plain():
-            free_energy = FreeEnergy(model, n=64)
-            free_energy.step.fill_(step)
-            free_energy(x, y).backward()
-        expected.append(_gradients(model))
-    free_energy = FreeEnergy(model, n=64)
-    waiting = [free_energy(x, y) for _ in range(4)]
-    for step in (2, 0, 3, 1):
-        backward(waiting[step])
-        torch.testing.assert_close(_gradients(model), expected[step], rtol=1e-4, atol=1e-5)
-    del waiting
-    kept = model.draw(9).weights
-    before = {name: weight.detach().clone() for name, weight in kept.items()}
-    gradients = []
-    for step in (4, 5):
-        backward(free_energy(x, y))
-        gradients.append([parameter.grad for parameter in model.parameters()])
-        model.zero_grad()
-        torch.testing.assert_close(gradients[-1], expected[step], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(gradients, expected[4:], rtol=1e-4, atol=1e-5)  # those of step 4 are still theirs
-    assert all(torch.equal(kept[name], value) for name, value in before.items())
+def test_what_is_not_contiguous_is_read_in_its_order() -> None:
+    net = nn.Linear(4, 6).double()
+    net.weight = nn.Parameter(net.weight.detach().t().contiguous().t())
+    model = Bayesian(net, Gaussian(1.0), Normal(0.5), centre="net", seed=3)
+    same = Bayesian(copy.deepcopy(net), Gaussian(1.0), Normal(0.5), centre="net", seed=3)
+    same.net.weight = nn.Parameter(same.net.weight.detach().contiguous())
+    assert not model.engine().parameters.mus[0].is_contiguous()
+    assert same.engine().parameters.mus[0].is_contiguous()
+    results = []
+    for each in (model, same):
+        assert ops.has_kernel(each.engine().parameters)
+        draw = each.draw(1)
+        loss = (draw.weights["weight"] * torch.arange(24.0).reshape(6, 4)).sum() + draw.complexity()
+        results.append([draw.weights["weight"], loss, *torch.autograd.grad(loss, [*each.parameters()])])
+    torch.testing.assert_close(*results, rtol=1e-14, atol=1e-14)
+
+
+def test_parameters_may_be_of_several_types() -> None:
+    """Each has a type of its own; the complexity has that of the first."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2).double())
+    model = Bayesian(net, Gaussian(1.0), Normal(0.5), seed=3)
+    results = []
+    for twin in (ops.draw, reference.draw):
+        parameters = model.engine().parameters
+        assert ops.has_kernel(parameters)
+        ws, cost = twin(parameters, Key(3, 1))
+        assert cost.dtype == torch.float32
+        loss = sum(w.double().square().sum() for w in ws) + 0.01 * cost.double()
+        results.append([*ws, cost, *torch.autograd.grad(loss, [*model.parameters()])])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["net", "rho", "centre"])
+@pytest.mark.parametrize("dtypes", [DTYPES, DTYPES[::-1]], ids=str)
+def test_a_parameter_of_two_types_is_left_to_the_equations(part: str, dtypes: list[torch.dtype]) -> None:
+    """The kernels would read one of its tensors beyond its end."""
+    model = Bayesian(nn.Linear(4, 6).to(dtypes[0]), Gaussian(1.0), Normal(0.5), centre="net", seed=3)
+    getattr(model, part).to(dtypes[1])
+    parameters = model.engine().parameters
+    assert not ops.has_kernel(parameters)
+    found = model.draw(1)
+    with plain_kernels():
+        expected = model.draw(1)
+        assert torch.equal(found.complexity(), expected.complexity())
+        assert torch.equal(found.weights["weight"], expected.weights["weight"])
+
+
+@pytest.mark.parametrize("dtypes", [DTYPES, DTYPES[::-1]], ids=str)
+@pytest.mark.parametrize("layers", [[nn.Linear(300, 40)], [nn.Linear(300, 40), nn.Softmax(1)]], ids=["mlp", "any"])
+def test_a_type_changed_before_backward_is_refused(layers: list[nn.Module], dtypes: list[torch.dtype]) -> None:
+    """The weights were drawn in the old type: the kernel would read and write beyond the end of them."""
+    net = copy.deepcopy(nn.Sequential(*layers)).to(dtypes[0])
+    model = Bayesian(net, Gaussian(1.0), Normal(0.5), seed=3)
+    cost = FreeEnergy(model, n=40)(torch.ones(5, 300, dtype=dtypes[0]), torch.ones(5, 40, dtype=dtypes[0]))
+    model.to(dtypes[1])
+    with pytest.raises(RuntimeError, match="was changed after"):
+        cost.backward()
+
+
+def test_a_shape_changed_behind_the_models_back_is_refused() -> None:
+    model = Bayesian(nn.Linear(4, 6), Gaussian(1.0), Normal(0.5), seed=3)
+    model.draw(1).complexity()
+    model.net.weight.data = torch.zeros(6, 3)
+    with pytest.raises(ValueError, match=r"The 'net' parameter of Bayesian must be .* Got a tensor of shape \[6, 3\]"):
+        model.draw(1).complexity()
+    centred = Bayesian(nn.Linear(4, 6), Gaussian(1.0), Normal(0.5), centre="net", seed=3)
+    centred.draw(1).complexity()
+    centred.centre.weight = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"The 'centre' parameter of Bayesian must be .* Got a tensor of shape \[2\]"):
+        centred.draw(1).complexity()
+
+
+def test_shapes_changed_together_are_taken() -> None:
+    model = Bayesian(nn.Linear(4, 6), Gaussian(1.0), Normal(0.5), seed=3)
+    model.draw(1).complexity()
+    for tensor in (model.net.weight, model.rho.weight):
+        tensor.data = torch.zeros(900, 4)
+    found = model.draw(1)
+    with plain_kernels():
+        torch.testing.assert_close(found.complexity(), model.draw(1).complexity(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_parameter_without_weights_costs_nothing() -> None:
+    empty = torch.empty(0, 3)
+    parameters = Parameters({"w": Parameter(WeightPosterior(empty, empty), Normal(1.0), None, 20)})
+    (w,), cost = cpu.draw(parameters, KEY)
+    assert w.shape == (0, 3)
+    assert cost == 0
+    assert [change.shape for (change,) in cpu.backward(parameters, [w], [w], 1.0, [w])] == [(0, 3)] * 2
+
+
+# --- without them -----------------------------------------------------------------------------------------------------
 
 
 def test_without_the_compiled_kernels_it_works_and_says_so_once() -> None:
@@ -229,21 +261,3 @@ def test_a_step_costs_no_multiple_of_a_plain_one() -> None:
         free_energy(x, y).backward()
         ratios.append((time.perf_counter() - middle) / (middle - start))
     assert sorted(ratios)[7] < 4
-
-
-def test_prediction_with_another_estimator_has_the_same_distribution() -> None:
-    """For a fully connected network ``local`` gives each input what weight draws give it."""
-    torch.manual_seed(1)
-    model = Bayesian(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)), Gaussian(0.1), sigma=0.3, seed=5)
-    x, draws = torch.randn(4, 3), 20_000
-    drawn = model.predict(x, draws=draws, estimator="shared")
-    local = model.predict(x, draws=draws, estimator="local")
-    error = (drawn.epistemic / draws).sqrt()
-    assert_z(((drawn.mean - local.mean) / (error * 2**0.5)).flatten(), "mean")
-    pair = [p._by_draw(p.components.mean) for p in (drawn, local)]
-    squares = [(each - each.mean(0)).square() for each in pair]
-    assert_mean(squares[0] - squares[1], 0.0, "variance")
-    again = model.predict(x, draws=50, estimator="local")
-    assert torch.equal(again.mean, model.predict(x, draws=50, estimator="local", memory=10_000).mean)
-    with kernels.plain():
-        torch.testing.assert_close(again.mean, model.predict(x, draws=50, estimator="local").mean, rtol=1e-4, atol=1e-4)
