@@ -49,6 +49,12 @@ def plain_kernels() -> Iterator[None]:
         _enabled.reset(token)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _kernels_wanted() -> bool:
+    """Whether no :func:`plain_kernels` is active; a compiler, which reads no context variable, asks as it traces."""
+    return _enabled.get()
+
+
 # --- what the engine calls -------------------------------------------------------------------------------------------
 
 
@@ -90,7 +96,7 @@ def normals(
     many: int, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The standard normal numbers ``[many, *shape]`` of ``many`` draws, counted from ``key.draw``."""
-    if _enabled.get() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not _traced(key):
+    if _kernels_wanted() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not _traced(key):
         return cpu.normal(torch.empty((many, *shape), dtype=dtype), key, stream, many)
     keys = (key._replace(draw=key.draw + number) for number in range(many))
     return torch.stack([normal(shape, each, stream, dtype, device) for each in keys])
@@ -103,7 +109,7 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, dev
 
 def has_kernel(parameters: Parameters) -> bool:
     """Whether a kernel, not the plain equations, draws these parameters."""
-    if not parameters.mus or not _enabled.get():
+    if not parameters.mus or not _kernels_wanted() or _differentiated_by_function():
         return False
     if parameters.mus[0].device.type == "cpu":
         # What a compiler traces stands for tensors that were looked at when the parameters were found.
@@ -173,7 +179,8 @@ def _dense(gradient: Tensor | None, w: Tensor) -> Tensor:
 def _numbers(
     kind: str, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    if not _enabled.get() or dtype not in cpu.TYPES or not (cpu.available() if device.type == "cpu" else _has_triton()):
+    has_kernel = cpu.available() if device.type == "cpu" else _has_triton()
+    if not has_kernel or dtype not in cpu.TYPES or not _kernels_wanted():
         plain: Tensor = getattr(noise, kind)(shape, key, stream, dtype, device)
         return plain
     if _traced(key):
@@ -198,6 +205,14 @@ def _traced(key: Key | None = None) -> bool:
     if key is not None and (isinstance(key.draw, Tensor) or isinstance(key.step, Tensor)):
         return True
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None  # no public name
+
+
+def _differentiated_by_function() -> bool:
+    """Whether ``torch.func.grad``, ``jvp`` or the like is active, for which an operator of torch can have no rule."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack()  # no public name
+    return levels is not None and any(level.key() != torch._C._functorch.TransformType.Vmap for level in levels)
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------
