@@ -144,7 +144,8 @@ class FullyConnected(Executor):
     def cost(
         self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
     ) -> Tensor:
-        if not likelihood.has_slope:
+        # The node below has no gradient for the targets.
+        if not likelihood.has_slope or (isinstance(targets, Tensor) and targets.requires_grad):
             return super().cost(draw, likelihood, args, kwargs, targets)
         return self._apply(draw, args[0], likelihood, targets)
 
@@ -249,10 +250,10 @@ class _DrawAndRun(torch.autograd.Function):
         ctx.net, ctx.slope = net, None
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
-        # All mu and rho, so that a change in between is noticed. The last output is of use only to a function on it.
+        # All parameters, so that a change in between is noticed. The last output is of use only to a function on it.
         kept = hs if net._steps[-1].weight < 0 else hs[:-1]
         ctx.counts = len(ws), len(hs), len(kept)
-        ctx.save_for_backward(*ws, *kept, *parameters.mus, *parameters.rhos)
+        ctx.save_for_backward(*ws, *kept, *parameters.tensors)
         ctx.set_materialize_grads(False)
         return result, x.new_tensor(complexity)
 

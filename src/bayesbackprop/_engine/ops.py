@@ -138,7 +138,7 @@ class _Draw(torch.autograd.Function):
     def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
         ws, cost = _draw(parameters, key)
         ctx.parameters = parameters
-        ctx.save_for_backward(*ws, *parameters.mus, *parameters.rhos)  # all, so that a change in between is noticed
+        ctx.save_for_backward(*ws, *parameters.tensors)  # all, so that a change in between is noticed
         ctx.set_materialize_grads(False)
         return (*ws, cost)
 
