@@ -138,16 +138,18 @@ class Engine:
 
     def forward(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of the network at ``draw``, by the first executor that supports the call."""
-        return self._executor(draw.key, args, kwargs).forward(draw, args, kwargs)
+        return self._executor(draw, args, kwargs).forward(draw, args, kwargs)
 
     def cost(
         self, draw: "Draw", likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
     ) -> Tensor:
         """The likelihood cost of the network at ``draw``."""
-        return self._executor(draw.key, args, kwargs).cost(draw, likelihood, args, kwargs, targets)
+        return self._executor(draw, args, kwargs).cost(draw, likelihood, args, kwargs, targets)
 
-    def _executor(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
-        return next(executor for executor in self.executors if executor.supports(key, args, kwargs))
+    def _executor(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
+        if draw.has_weights:  # others would draw them again, from a posterior that may have changed
+            return self.any_module
+        return next(executor for executor in self.executors if executor.supports(draw.key, args, kwargs))
 
     def predictor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
         """The first executor that can predict for this call."""
@@ -176,6 +178,11 @@ class Draw:
     def cost(self, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> Tensor:
         """The likelihood cost at this draw, -log P(y|x,w) averaged over the examples."""
         return self._engine.cost(self, likelihood, args, kwargs, targets)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether :attr:`weights` were asked for before."""
+        return self._weights is not None
 
     @property
     def weights(self) -> dict[str, Tensor]:

@@ -49,9 +49,7 @@ def graph_calls(graph: torch.fx.Graph) -> Counter[str]:
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("prior", [Normal(0.3), ScaleMixture(0.25, 1.0, 0.1), CAUCHY], ids=repr)
 def test_torch_accepts_the_draw(prior: Prior, centred: bool, dtype: torch.dtype) -> None:
-    parameters = parameters_of(
-        33, prior, dtype, centred=centred, constants=CONSTANTS["every third"], streams=(20, 8)
-    )
+    parameters = parameters_of(33, prior, dtype, centred=centred, constants=CONSTANTS["every third"], streams=(20, 8))
     arguments = (*ops._arguments(parameters), KEY.seed, *words())
     torch.library.opcheck(OPERATORS.draw, arguments)
 
@@ -88,9 +86,7 @@ def test_noise_with_a_key_of_tensors_is_that_with_ints(kind: str) -> None:
 @pytest.mark.parametrize("prior", KNOWN_PRIORS, ids=repr)
 def test_the_eager_draw_is_the_operator(prior: Prior, centred: bool, dtype: torch.dtype) -> None:
     """Values and gradients, bit by bit; and to rounding those of the equations."""
-    parameters = parameters_of(
-        65, prior, dtype, centred=centred, constants=CONSTANTS["every third"], streams=(20, 8)
-    )
+    parameters = parameters_of(65, prior, dtype, centred=centred, constants=CONSTANTS["every third"], streams=(20, 8))
     results = []
     for draw in (ops.draw, by_operator):
         ws, cost = draw(parameters, KEY)
