@@ -28,7 +28,8 @@ from bayesbackprop.noise import Key, Word
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.priors import LogDensity, Prior
 
-_enabled: ContextVar[bool] = ContextVar("_enabled", default=os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain")
+_ENABLED_BY_DEFAULT = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
+_enabled: ContextVar[bool] = ContextVar("_enabled", default=_ENABLED_BY_DEFAULT)
 
 if _enabled.get() and not cpu.available():
     warnings.warn(
@@ -41,7 +42,10 @@ if _enabled.get() and not cpu.available():
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice."""
+    """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice.
+
+    What ``torch.compile`` has compiled is not affected.
+    """
     token = _enabled.set(False)
     try:
         yield
@@ -49,10 +53,9 @@ def plain_kernels() -> Iterator[None]:
         _enabled.reset(token)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _kernels_wanted() -> bool:
-    """Whether no :func:`plain_kernels` is active; a compiler, which reads no context variable, asks as it traces."""
-    return _enabled.get()
+    """Whether no :func:`plain_kernels` is active. A compiler can read no context variable."""
+    return _ENABLED_BY_DEFAULT if torch.compiler.is_compiling() else _enabled.get()
 
 
 # --- what the engine calls -------------------------------------------------------------------------------------------
