@@ -310,6 +310,24 @@ def test_a_compiled_function_of_the_engine_is_one_node() -> None:
 
 
 @compiles
+def test_what_is_compiled_keeps_to_the_kernels() -> None:
+    """A compiler has no guard for a context variable: what it compiled must not depend on when it did."""
+    parameters = parameters_of(33, Normal(0.3), torch.float64)
+    seen: list[Counter[str]] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        seen.append(graph_calls(module.graph))
+        return module.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda step: ops.draw(parameters, Key(3, step, 0))[0][0], fullgraph=True, backend=backend)
+    with plain_kernels():
+        inside = compiled(torch.tensor(1))
+    assert torch.equal(inside, compiled(torch.tensor(1)))
+    assert seen == [{"bayesbackprop.draw": 1}]
+
+
+@compiles
 def test_compiled_noise_is_one_node() -> None:
     seen: list[Counter[str]] = []
 
