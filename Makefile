@@ -15,12 +15,13 @@ environment: .venv/ready
 .venv/ready: pyproject.toml constraints.txt src/bayesbackprop/_engine/cpu.c src/bayesbackprop/_engine/cpu_real.h
 	$(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,experiments,sklearn]"
+	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,paper,sklearn]"
 	touch $@
 
 lint: environment
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 types: environment
 	$(BIN)/mypy
@@ -29,6 +30,7 @@ unit: environment
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
 
 docs: environment
+	$(BIN)/python docs/rooms.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: environment  ## Needs a quiet machine and a few minutes

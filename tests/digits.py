@@ -14,11 +14,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from bayesbackprop import _cli as cli
 from bayesbackprop._files import read_checkpoint
-from bayesbackprop.training import CHECKPOINT, METRICS, Schedule
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Images, Split
 from bayesbackprop_paper.experiments import table1
 from bayesbackprop_paper.experiments.mnist import METHODS, Config
+from bayesbackprop_paper.experiments.recipe import CHECKPOINT, METRICS, Schedule
 
 N, BATCH, EPOCHS = 200, 32, 3
 BATCHES = 7  # the last has 8 examples

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bayesbackprop import Bayesian, Categorical, prune, save, save_sparse, sparse
-from bayesbackprop_paper.experiments.networks import mlp
+from bayesbackprop._networks import mlp
 
 SIZES = [784, 6, 10]
 

@@ -3,6 +3,7 @@
 Wrap any module, train it on the variational free energy, and ask for a predictive distribution.
 """
 
+from bayesbackprop import callbacks
 from bayesbackprop._engine import Draw, plain_kernels
 from bayesbackprop._version import __version__
 from bayesbackprop.export import load_sparse, save_sparse, sparse
@@ -14,8 +15,10 @@ from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
 from bayesbackprop.saving import load, save
+from bayesbackprop.training import Batches, fit
 
 __all__ = [
+    "Batches",
     "Bayesian",
     "Bernoulli",
     "Categorical",
@@ -34,6 +37,8 @@ __all__ = [
     "Relative",
     "ScaleMixture",
     "__version__",
+    "callbacks",
+    "fit",
     "load",
     "load_sparse",
     "plain_kernels",

@@ -63,10 +63,14 @@ class File:
     """What a file holds.
 
     Attributes:
+        kind: What it is a file of.
+        version: The library that wrote it; None where a checkpoint of format 1 does not say.
         tensors: The tensors by name.
         contents: What the writer said in JSON.
     """
 
+    kind: Kind
+    version: str | None
     tensors: dict[str, Tensor]
     contents: dict[str, Any]
     _refusal: Callable[[str], ValueError]
@@ -76,7 +80,7 @@ class File:
         """Turn what goes wrong while the file is interpreted into the error for a file that cannot be read.
 
         Examples:
-            >>> file = File({}, {}, partial(_refusal, "mlp", "load", "model"))
+            >>> file = File("model", None, {}, {}, partial(_refusal, "mlp", "load", "model"))
             >>> with file.understanding():
             ...     seed = file.contents["seed"]
             Traceback (most recent call last):
@@ -101,14 +105,18 @@ def write(path: StrPath, kind: Kind, tensors: Mapping[str, Tensor], contents: Ma
     write_atomically(Path(path), safetensors.torch.save(contiguous, metadata={_KEY: json.dumps(header)}))
 
 
-def read(path: StrPath, kind: Kind, owner: str) -> File:
-    """The file of this kind at ``path``, of this format or an older one; ``owner`` is whom errors name."""
+def read(path: StrPath, kind: Kind | None, owner: str) -> File:
+    """The file of this kind, or (None) of any, at ``path``, of this format or an older one.
+
+    Errors name ``owner``.
+    """
     refusal = partial(_refusal, path, owner, kind)
     with _opened(path, owner, refusal) as file:
-        found, contents = _header(file.metadata() or {}, refusal)
-        if found != kind:
+        found, version, contents = _header(file.metadata() or {}, refusal)
+        if kind is not None and found != kind:
             raise refusal(f"which holds {_article(found)}")
-        return File({name: file.get_tensor(name) for name in file.keys()}, contents, refusal)  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return File(found, version, tensors, contents, refusal)
 
 
 def kind_of(path: StrPath, owner: str) -> Kind:
@@ -141,8 +149,10 @@ def _opened(path: StrPath, owner: str, refusal: Callable[[str], ValueError]) -> 
         raise refusal(f"which is not a whole safetensors file ({error})") from error
 
 
-def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -> tuple[Kind, dict[str, Any]]:
-    """The kind and the contents that the metadata of a safetensors file name."""
+def _header(
+    metadata: Mapping[str, str], refusal: Callable[[str], ValueError]
+) -> tuple[Kind, str | None, dict[str, Any]]:
+    """The kind, the version and the contents that the metadata of a safetensors file name."""
     key = next((key for key in _KEYS_1 if key in metadata), None)
     if key is None:
         raise refusal("which another program wrote")
@@ -156,13 +166,14 @@ def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -
         raise refusal(f"which bayesbackprop {header.get('version')} wrote in format {number} ({known})")
     with _understanding(refusal):
         if number == 1:
-            return _header_1(key, header)
+            kind, contents = _header_1(key, header)
+            return kind, header.get("version"), contents
         if number != FORMAT:
             raise ValueError(f"format {number}")
         kind, contents = header["kind"], header["contents"]
         if kind not in get_args(Kind) or not isinstance(contents, dict):
             raise ValueError(f"kind {kind!r} with {type(contents).__name__}")
-        return kind, contents
+        return kind, header["version"], contents
 
 
 def _header_1(key: str, header: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:

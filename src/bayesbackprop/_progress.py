@@ -1,106 +1,93 @@
-"""What a long run shows: a live line on a terminal, plain lines elsewhere, and TensorBoard if it is installed."""
+"""What a long run shows: a live line on a terminal, plain lines elsewhere."""
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
-import rich.console
-import rich.progress
-import rich.text
+from bayesbackprop.training import Callback, Record, Run
+
+# What a record holds besides what was measured on held-out data.
+_TRAINING = ("epoch", "cost", "likelihood", "complexity", "seconds")
 
 
-class Progress:
-    """Of one training run.
+def _measured(record: Record) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in record.items() if name not in _TRAINING)
+
+
+class Progress(Callback):
+    """Shows how far a run is: on a terminal as a bar with its costs, elsewhere as a line for each epoch.
 
     Args:
         title: What is being trained.
-        quiet: Show nothing.
-        tensorboard: A folder for TensorBoard's files; without TensorBoard nothing is written.
+        describe: What to say of the last epoch, made of its record; unless given, all that was measured on held-out
+            data.
     """
 
-    def __init__(self, title: str = "training", *, quiet: bool = False, tensorboard: Path | None = None) -> None:
-        self._title = title
-        self._quiet = quiet
-        self._folder = tensorboard
-        self._console = rich.console.Console(stderr=True)
-        self._live: _TwoLines | None = None
-        self._task: rich.progress.TaskID | None = None
-        self._writer: Any = None
-        self._last = ""
+    def __init__(self, title: str = "training", describe: Callable[[Record], str] = _measured) -> None:
+        self._title, self._describe = title, describe
+        self._console: Any = None
+        self._live: Any = None
+        self._exit = ExitStack()
 
-    @contextmanager
-    def run(self, epochs: int, batches: int, done: int) -> Iterator[None]:
-        """Show a run of so many epochs of so many steps, of which ``done`` steps are over."""
-        self._epochs, self._batches = epochs, batches
-        self._done, self._started, self._first = done, time.perf_counter(), done
-        self._writer = _tensorboard(self._folder, done // batches)
-        try:
-            if self._quiet or not self._console.is_terminal:
-                yield
-                return
-            columns = (
-                rich.progress.TextColumn("{task.description}"),
-                rich.progress.BarColumn(bar_width=None),
-                rich.progress.TextColumn("{task.fields[speed]}"),
-                rich.progress.TimeRemainingColumn(),
-            )
-            with _TwoLines(*columns, console=self._console, expand=True) as self._live:
-                self._task = self._live.add_task(self._title, total=epochs * batches, completed=done, speed="")
-                yield
-        finally:
-            self._live = None
-            if self._writer is not None:
-                self._writer.close()
+    def on_start(self, run: Run) -> None:
+        import rich.console  # here and not above: the library does not need it
+        import rich.progress
 
-    def step(self, sums: Mapping[str, float]) -> None:
-        """One step is over; ``sums`` are those of the costs of the epoch so far."""
-        self._done += 1
-        if self._live is None or self._task is None:
+        self._started, self._first, self._last = time.perf_counter(), run.step, ""
+        console = self._console or rich.console.Console(stderr=True)
+        if run.rank or not console.is_terminal:
             return
-        within = (self._done - 1) % self._batches + 1
-        speed = (self._done - self._first) / (time.perf_counter() - self._started)
-        says = f"epoch {(self._done - 1) // self._batches + 1}/{self._epochs}  {_costs(sums, within)}{self._last}"
-        self._live.says = says
-        self._live.update(self._task, completed=self._done, speed=f"{speed:.0f} steps/s")
+        columns = (
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(bar_width=None),
+            rich.progress.TextColumn("{task.fields[speed]}"),
+            rich.progress.TimeRemainingColumn(),
+        )
+        self._live = self._exit.enter_context(_two_lines()(*columns, console=console, expand=True))
+        total = None if run.steps is None else run.epochs * run.steps
+        self._task = self._live.add_task(self._title, total=total, completed=run.step, speed="")
 
-    def epoch(self, record: Mapping[str, float]) -> None:
-        """An epoch is over."""
-        self._last = f"  validation {record['validation_error']:.2f} %"
-        if self._writer is not None:
-            for name, value in record.items():
-                self._writer.add_scalar(name, value, int(record["epoch"]))
-        if self._live is None and not self._quiet:
-            left = record["seconds"] * (self._epochs - record["epoch"])
-            print(
-                f"{self._title}: epoch {int(record['epoch'])}/{self._epochs}  {_costs(record, 1)}{self._last}  "
-                f"{record['seconds']:.1f} s, {left / 60:.1f} min left",
-                file=sys.stderr,
-                flush=True,
-            )
+    def on_step(self, run: Run) -> None:
+        if self._live is not None:
+            speed = (run.step - self._first) / (time.perf_counter() - self._started)
+            self._live.says = f"epoch {run.epoch + 1}/{run.epochs}  {_costs(run.means)}{self._last}"
+            self._live.update(self._task, completed=run.step, speed=f"{speed:.0f} steps/s")
 
+    def on_epoch(self, run: Run) -> None:
+        record = run.history[-1]
+        measured = self._describe(record)
+        self._last = f"  {measured}" if measured else ""
+        if self._live is None and run.rank == 0:
+            left = record["seconds"] * (run.epochs - run.epoch) / 60
+            told = f"epoch {run.epoch}/{run.epochs}  {_costs(record)}{self._last}"
+            times = f"{record['seconds']:.1f} s, {left:.1f} min left"
+            print(f"{self._title}: {told}  {times}", file=sys.stderr, flush=True)
 
-class _TwoLines(rich.progress.Progress):
-    """A bar, and below it what there is to say, so that both fit a narrow terminal."""
-
-    says = ""
-
-    def get_renderables(self) -> Iterable[rich.console.RenderableType]:
-        yield from super().get_renderables()
-        yield rich.text.Text(self.says, no_wrap=True, overflow="ellipsis")
-
-
-def _costs(sums: Mapping[str, float], count: int) -> str:
-    return f"likelihood {sums['likelihood'] / count:.4f}  complexity {sums['complexity'] / count:.4g}"
+    def on_end(self, run: Run) -> None:  # noqa: ARG002
+        self._exit.close()
+        self._live = None
 
 
-def _tensorboard(folder: Path | None, epoch: int) -> Any:
-    if folder is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=epoch + 1)
+def _costs(means: Mapping[str, float]) -> str:
+    if "likelihood" not in means:
+        return f"cost {means['cost']:.4f}"
+    return f"likelihood {means['likelihood']:.4f}  complexity {means['complexity']:.4g}"
+
+
+def _two_lines() -> Any:
+    import rich.console
+    import rich.progress
+    import rich.text
+
+    class TwoLines(rich.progress.Progress):
+        """A bar, and below it what there is to say, so that both fit a narrow terminal."""
+
+        says = ""
+
+        def get_renderables(self) -> Iterable[rich.console.RenderableType]:
+            yield from super().get_renderables()
+            yield rich.text.Text(self.says, no_wrap=True, overflow="ellipsis")
+
+    return TwoLines

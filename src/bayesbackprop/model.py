@@ -89,6 +89,7 @@ class Bayesian(nn.Module):
         self.plan: list[Specification] = specify(
             net, ScaleMixture() if prior is None else prior, estimator, select, normalisation
         )
+        self._rules = _rules(self.plan)
         names = [entry.name for entry in self.plan if entry.prior is not None]
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
         self.centre = Mirror(_centres(net, names, centre))
@@ -151,8 +152,10 @@ class Bayesian(nn.Module):
             (self.likelihood, lr, 0.0),
         )
         groups: list[dict[str, Any]] = []
+        grouped: set[nn.Parameter] = set()  # a likelihood may have a parameter of the network's
         for part, rate, decay in parts:
-            if parameters := list(part.parameters()):
+            if parameters := [parameter for parameter in part.parameters() if parameter not in grouped]:
+                grouped.update(parameters)
                 own_rate = {} if rate is None else {"lr": rate}
                 groups.append({"params": parameters, "weight_decay": decay, **own_rate})
         return groups
@@ -236,7 +239,7 @@ class Bayesian(nn.Module):
 
     def engine(self) -> Engine:
         """What runs the network on drawn weights, under the model's own estimators."""
-        return self._engine("own", _rules(self.plan))
+        return self._engine("own", self._rules)
 
     def _engine(self, purpose: str, rules: dict[str, Estimator]) -> Engine:
         """The engine for ``purpose``, made once and revalidated at each use."""
@@ -257,6 +260,14 @@ class Bayesian(nn.Module):
             if not isinstance(word, Tensor) and not (type(word) is int and 0 <= word < _WORDS):
                 raise invalid(name, "Bayesian.draw", f"an int in [0, {_WORDS})", word)
         return Key(self.seed if seed is None else _checked_seed(seed), step, index)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Bayesian":
+        """What ``.half()`` and the like go through: the rho of constant weights stays finite in a narrower type."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for rho in self.rho.parameters():
+                rho.clamp_(min=constant_rho(rho.dtype))
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engines": {}}  # a copy finds its own tensors

@@ -11,6 +11,7 @@ with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N o
 batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -81,7 +82,7 @@ class Cost(Tensor):
     def __format__(self, format_spec: str) -> str:
         return format(self.item(), format_spec) if format_spec else repr(self)  # torch formats no subclass as a number
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         parts = {name: getattr(self, name).item() for name in ("total", "likelihood", "complexity")}
         shown = ", ".join(f"{name}={value:.6g}" for name, value in parts.items())
         return f"Cost({shown}, weight={float(self.complexity_weight):.3g})"
@@ -102,6 +103,7 @@ class FreeEnergy(nn.Module):
         batch_size: The examples of a full minibatch, over all ranks.
         temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold".
         warmup: Steps over which the complexity rises linearly to its full weight.
+        step: Steps taken before, from which the noise and the warm-up go on.
 
     Examples:
         >>> from bayesbackprop import Gaussian
@@ -124,12 +126,13 @@ class FreeEnergy(nn.Module):
         batch_size: int | None = None,
         temperature: float = 1.0,
         warmup: int = 0,
+        step: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(model, Bayesian):
             raise invalid("model", _OWNER, "a Bayesian", model)
         check_count(_OWNER, n=n, draws=draws)
-        check_count(_OWNER, least=0, warmup=warmup)
+        check_count(_OWNER, least=0, warmup=warmup, step=step)
         check_not_negative(_OWNER, temperature=temperature)
         if complexity not in ("sampled", "closed"):
             raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
@@ -141,7 +144,7 @@ class FreeEnergy(nn.Module):
         self.warmup = warmup
         self.batch_size = batch_size
         # The noise and the warm-up depend on it: it is part of the state_dict, so that a run can be resumed.
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("step", torch.tensor(step))
         self.register_buffer("_pi", checked_weights(minibatch_weights, n, batch_size), persistent=False)
         self._pi: Tensor | None
         if complexity == "closed":
@@ -174,13 +177,27 @@ class FreeEnergy(nn.Module):
         model = self.model
         draws = [model.draw(number, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
         likelihood = _mean([draw.cost(model.likelihood, args, kwargs, targets) for draw in draws])
-        check_finite("likelihood cost", _OWNER, likelihood)
         sampled = self.complexity == "sampled"
         complexity = _mean([draw.complexity() for draw in draws]) if sampled else model.complexity_closed()
-        check_finite("complexity cost", _OWNER, complexity)
+        cost = Cost(likelihood, complexity, weight)
+        _check_parts(cost)
         if self.training and torch.is_grad_enabled():
-            self.step.copy_(number) if isinstance(number, Tensor) else self.step.fill_(number)
-        return Cost(likelihood, complexity, weight)
+            self._advance(step, cost)
+        return cost
+
+    def param_groups(
+        self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """The parameters in groups for an optimiser, as :meth:`Bayesian.param_groups`."""
+        return self.model.param_groups(lr, rho_lr=rho_lr, weight_decay=weight_decay)
+
+    def _advance(self, step: int | None, cost: Cost) -> None:
+        if step is not None:
+            self.step.fill_(step)
+        elif torch.compiler.is_compiling():  # a compiler may let this happen before the check of the cost
+            self.step.add_(cost.detach().isfinite().to(self.step.dtype))
+        else:
+            self.step.add_(1)
 
     def _next_step(self, step: int | None) -> Word:
         if step is not None:
@@ -194,15 +211,15 @@ class FreeEnergy(nn.Module):
         if examples > -(-n // ranks):  # a DistributedSampler repeats examples so that all ranks have as many
             constraint = f"the size of the training set, at least the {examples * ranks} examples of this minibatch"
             raise invalid("n", _OWNER, constraint, n)
-        weight = self.temperature * self._share_per_example(examples * ranks, batch, n)
+        weight = self.temperature * self._share_per_example(examples, ranks, batch, n)
         if not self.warmup:
             return weight
         if isinstance(step, Tensor):
             return weight * (step.double() / self.warmup).clamp(max=1)
         return weight * min(1.0, step / self.warmup)
 
-    def _share_per_example(self, examples: int, batch: int | None, n: int) -> float | Tensor:
-        """pi_i / |D_i|."""
+    def _share_per_example(self, examples: int, ranks: int, batch: int | None, n: int) -> float | Tensor:
+        """pi_i / |D_i|, where each of the ``ranks`` has as many ``examples``."""
         if self._pi is None:
             if batch is not None:
                 constraint = "left out with uniform weights, where all minibatches are alike"
@@ -215,12 +232,22 @@ class FreeEnergy(nn.Module):
         if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch < batches:
             raise invalid("batch", _OWNER, f"the number of the minibatch in its epoch, an int in [0, {batches})", batch)
         size = min(self.batch_size, self.n - batch * self.batch_size)
+        size += -size % ranks  # with those that a DistributedSampler repeats
+        examples *= ranks
         if examples != size:
             constraint = (
                 f"as long as n={self.n} and batch_size={self.batch_size} say: minibatch {batch} has {size} examples"
             )
             raise invalid("inputs", _OWNER, constraint, Described(f"{examples} examples"))
         return self._pi[batch] / examples
+
+
+def _check_parts(cost: Cost) -> None:
+    """Refuse a cost that is not finite, and say which part is not; one look at the total is enough if all is well."""
+    if torch.compiler.is_compiling() or not math.isfinite(cost.item()):
+        check_finite("likelihood cost", _OWNER, cost.likelihood)
+        check_finite("complexity cost", _OWNER, cost.complexity)
+        check_finite("total cost", _OWNER, cost)
 
 
 def _examples(tensors: list[Tensor]) -> int:

@@ -11,7 +11,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -32,11 +31,13 @@ from bayesbackprop._errors import (
     tensor_shape,
 )
 from bayesbackprop._files import read, write
+from bayesbackprop._networks import drawn_from, mlp
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.prediction import ClassPredictive, Predictive, ValuePredictive
 from bayesbackprop.priors import Normal, Prior
+from bayesbackprop.training import Batches, Callback, Run, fit
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
@@ -65,6 +66,17 @@ _ROWS = 2**12
 
 # What a fitted estimator holds besides its model, and what a subclass adds.
 _LEARNT = ("n_features_in_", "n_iter_", "n_samples_seen_", "loss_curve_", "_steps", "_made")
+
+
+class _Lines(Callback):
+    """Prints the cost of each pass, after ``passes`` before."""
+
+    def __init__(self, passes: int) -> None:
+        self._passes = passes
+
+    def on_epoch(self, run: Run) -> None:
+        cost = run.history[-1]["cost"]
+        print(f"Iteration {self._passes + run.epoch}, cost = {cost:.6g} nats per example")
 
 
 class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
@@ -151,33 +163,35 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     def _train(self, x: Tensor, y: Tensor, epochs: int | None, n: int) -> None:
         """So many passes over the whole data set, or (None) one over a part of a stream."""
         size = max(32, len(x) // 50) if self.batch_size == "auto" else _count(self.batch_size)
-        warmup = 0 if epochs is None else int(_WARMUP * epochs * math.ceil(len(x) / size))
-        free_energy = FreeEnergy(self.model_, n, temperature=self.temperature, warmup=warmup)
-        free_energy.step.fill_(self._steps)
-        optimiser = self._optimiser or torch.optim.Adam(self.model_.parameters(), fused=True)
-        costs: list[float] = []
-        for epoch in range(epochs or 1):
-            # Falling to 0, the learning rate averages the noise of the draws away. A stream has no end to fall to.
-            rate = self.learning_rate_init * (1 - epoch / epochs if epochs else 1)
-            for group in optimiser.param_groups:
-                group["lr"] = rate
+        steps, before, seed = math.ceil(len(x) / size), self._steps, self.model_.seed
+        warmup = 0 if epochs is None else int(_WARMUP * epochs * steps)
+        free_energy = FreeEnergy(self.model_, n, temperature=self.temperature, warmup=warmup, step=before)
+
+        def order(epoch: int) -> Tensor:
             # A pure function of seed and step, as all noise here, so that a copy goes on as the original would.
-            order = torch.Generator().manual_seed(self.model_.seed + int(free_energy.step) + 1)
-            total = 0.0
-            for rows in torch.randperm(len(x), generator=order).split(size):
-                optimiser.zero_grad()
-                cost = free_energy(x[rows], y[rows])
-                cost.backward()
-                optimiser.step()
-                total += len(rows) * cost.total.item()
-            costs.append(total / len(x))
-            self.n_iter_ += 1
-            if self.verbose:
-                print(f"Iteration {self.n_iter_}, cost = {costs[-1]:.6g} nats per example")
+            random = torch.Generator().manual_seed(seed + before + epoch * steps + 1)
+            return torch.randperm(len(x), generator=random)
+
+        optimiser = self._optimiser or torch.optim.Adam(self.model_.parameters(), fused=True)
+        for group in optimiser.param_groups:
+            group["lr"] = self.learning_rate_init
+        scheduler = None
+        if epochs is not None:
+            # Falling to 0, the learning rate averages the noise of the draws away. A stream has no end to fall to.
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step // steps / epochs)
+        history = fit(
+            free_energy,
+            Batches(x, y, size, order=order),
+            epochs=epochs or 1,
+            optimiser=optimiser,
+            scheduler=scheduler,
+            callbacks=[_Lines(self.n_iter_)] if self.verbose else [],
+        )
         self._optimiser = optimiser
-        self._steps = int(free_energy.step)
+        self._steps += len(history) * steps
+        self.n_iter_ += len(history)
         self.n_samples_seen_ += len(x)
-        self.loss_curve_ += costs  # in place, so last: nothing can go wrong any more
+        self.loss_curve_ += [record["cost"] for record in history]  # in place, so last: nothing can go wrong any more
 
     def _read(self, X: Any, y: Any, first: bool) -> tuple[Tensor, NDArray[Any]]:
         self._check_parameters()
@@ -544,16 +558,11 @@ def _network(
 ) -> Bayesian:
     """A network that begins as ``nn.Linear`` does, but leaves torch's generator alone."""
     random = torch.Generator().manual_seed(seed)
-    modules: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layer = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=dtype)
-        for parameter in layer.parameters():
-            nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=random)
-        modules += [layer, _FUNCTIONS[activation]()]
+    net = mlp(sizes, _FUNCTIONS[activation], linear=drawn_from(random, dtype))
     made = likelihoods.from_description(likelihood)
     if made is None:
         raise ValueError("a likelihood that is not the library's")
-    return Bayesian(nn.Sequential(*modules[:-1]), made.to(dtype), priors, sigma=sigma, seed=seed)
+    return Bayesian(net, made.to(dtype), priors, sigma=sigma, seed=seed)
 
 
 def _sizes(hidden: Any) -> list[Any]:

@@ -1,298 +1,555 @@
-"""Training: one loop for every method, that can be killed at any moment.
+"""Training: one loop for every model, loader and optimiser.
 
-The order of the examples is a pure function of (seed, epoch), the noise of (seed, step), the learning rate of the step.
-So a checkpoint needs no state of any generator, and a run that was killed goes on bit for bit as if it had not been.
+Everything random is a pure function of the seed: the order of the examples of (seed, epoch), what a loader or dropout
+draws of (seed, batch). So a checkpoint holds no state of a generator, and a run that was killed goes on bit for bit.
+
+The loop knows nothing of progress bars, files or averages: those are callbacks (:mod:`bayesbackprop.callbacks`).
 """
 
-import json
+import itertools
 import math
+import operator
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_map
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
-from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
-from bayesbackprop._progress import Progress
+from bayesbackprop._engine import evaluating
+from bayesbackprop._errors import Described, check_count, check_positive, invalid, tensors_of
+from bayesbackprop.evaluation import error
+from bayesbackprop.model import Bayesian
+from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.prediction import ClassPredictive
 
-CHECKPOINT = "checkpoint.safetensors"
-BEST = "best.safetensors"
-METRICS = "metrics.jsonl"
+__all__ = ["Batches", "Callback", "DivergenceError", "Record", "Run", "distributed", "fit", "interrupt_deferred"]
 
-# Seeds of epochs and steps must not meet those of neighbouring runs.
+# One epoch in numbers: "epoch", "cost", what the cost consists of, what was measured on held-out data, "seconds".
+Record = dict[str, float]
+Validation = Callable[[], Mapping[str, float]]
+
+# Seeds of epochs and batches must not meet those of neighbouring runs.
 _STRIDE = 1_000_003
 
-# Examples to classify at a time.
-_EVALUATED = 5000
+# Three streams of seeds that never meet: for a step (dropout), to fetch a batch, and to begin an epoch.
+_STREAM = 2**61
+_STEP, _FETCH, _BEGIN = 0, _STREAM, 2 * _STREAM
 
+# The learning rate of the default optimiser, which is Adam's own default.
+_LEARNING_RATE = 1e-3
 
-class Examples(NamedTuple):
-    """Inputs and targets, one row each."""
-
-    inputs: Tensor
-    targets: Tensor
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How to train.
-
-    Args:
-        epochs: Passes over the training set.
-        batch_size: Examples of a minibatch, over all ranks.
-        optimiser: ``"adam"`` or ``"sgd"``.
-        learning_rate: At the start.
-        rho_rate: The learning rate of rho, as a multiple of that of mu.
-        momentum: Of ``"sgd"``.
-        decay: ``"cosine"`` lets the learning rate fall to 0 at the end; ``"constant"`` keeps it.
-        averaging: Evaluate and select not the parameters themselves but their exponential average over steps, with
-            this factor, or a smaller one at the start (see :meth:`newest`); 0 for none.
-        seed: Of the order of the examples, and of dropout where there is any.
-    """
-
-    epochs: int = 40
-    batch_size: int = 128
-    optimiser: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 1e-3
-    rho_rate: float = 1.0
-    momentum: float = 0.0
-    decay: Literal["cosine", "constant"] = "cosine"
-    averaging: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_count("Schedule", epochs=self.epochs, batch_size=self.batch_size)
-        check_count("Schedule", least=0, seed=self.seed)
-        check_positive("Schedule", learning_rate=self.learning_rate, rho_rate=self.rho_rate)
-        check_not_negative("Schedule", momentum=self.momentum)
-        check_probability("Schedule", averaging=self.averaging)
-        if self.averaging == 1:
-            raise invalid("averaging", "Schedule", "below 1, where the average would never move", self.averaging)
-        if self.optimiser not in ("adam", "sgd"):
-            raise invalid("optimiser", "Schedule", "'adam' or 'sgd'", self.optimiser)
-        if self.decay not in ("cosine", "constant"):
-            raise invalid("decay", "Schedule", "'cosine' or 'constant'", self.decay)
-
-    def rate(self, step: int, steps: int) -> float:
-        """The factor on the learning rate at ``step`` of ``steps``."""
-        return 1.0 if self.decay == "constant" else 0.5 * (1 + math.cos(math.pi * step / steps))
-
-    def newest(self, step: int) -> float:
-        """The weight of the parameters after ``step`` in their average, which soon forgets where they started.
-
-        1 - averaging, the inverse of the number of steps it spans, once a third of the steps so far are that many.
-        """
-        return max(1 - self.averaging, 3 / (2 + step))
+# Networks to average in the predictions on held-out data: enough to compare epochs, and quick.
+_VALIDATION_DRAWS = 10
 
 
 class DivergenceError(RuntimeError):
     """The cost of a run is no longer finite."""
 
 
-@dataclass
-class State:
-    """How far a run is: the steps taken, the sums of the running epoch, and a record for each epoch that is over."""
+class Callback:
+    """What else happens in a run. All methods do nothing here; a subclass overrides what it needs.
 
-    step: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    records: list[dict[str, float]] = field(default_factory=list)
+    Callbacks are called in the order in which :func:`fit` got them. What :meth:`state_dict` returns, tensors and what
+    JSON can hold, is part of every checkpoint under the callback's ``name``.
+    """
 
-    @property
-    def selected(self) -> dict[str, float]:
-        """The record of the epoch with the lowest validation error, the first of equals."""
-        return min(self.records, key=lambda record: record["validation_error"])
+    name: ClassVar[str] = "callback"
+
+    def restore(self, run: "Run") -> None:
+        """Put ``run`` back to where it was left, before any callback's :meth:`on_start`."""
+
+    def on_start(self, run: "Run") -> None:
+        """The first step is about to be taken."""
+
+    def on_step(self, run: "Run") -> None:
+        """The optimiser has taken a step."""
+
+    def on_epoch(self, run: "Run") -> None:
+        """An epoch is over, and ``run.history[-1]`` is its record."""
+
+    def on_end(self, run: "Run") -> None:
+        """The run is over: complete, stopped, interrupted or failed."""
+
+    def evaluating(self, run: "Run") -> AbstractContextManager[None]:  # noqa: ARG002
+        """Within it ``run`` is evaluated: its parameters are those that count."""
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs of this callback."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what :meth:`state_dict` returned."""
 
 
 class Run:
-    """One training run in a folder of its own.
+    """How far a training run is. Callbacks read it, and end it with :meth:`stop`.
 
-    Args:
-        objective: Gives the cost of a minibatch, with ``backward()``, ``likelihood`` and ``complexity``: a
-            ``FreeEnergy``, say.
-        net: The network to evaluate: that of the means.
-        schedule: How to train.
-        folder: For checkpoints and metrics. If there is a checkpoint of the same run in it, it goes on there.
-        rho: The parameters that ``schedule.rho_rate`` applies to.
-        about: What else, beside the schedule, makes a run the same, as far as JSON can say it.
-        error: Measures the error of ``net`` on examples; the percentage of wrong classes unless given.
+    Attributes:
+        objective: The module whose call gives the cost of a minibatch.
+        optimiser: The optimiser.
+        scheduler: Of the learning rate, or None.
+        epochs: How many there will be.
+        steps: The steps of an epoch, or None where the loader has no length.
+        step: Steps taken.
+        taken: Batches taken of the running epoch.
+        examples: Examples in them, over all ranks.
+        sums: The costs of the running epoch, summed over its examples.
+        seconds: The time spent on training in the running epoch.
+        history: A record for each epoch that is over.
+        interrupted: Whether Ctrl-C ended it.
+        complete: Whether it reached its end, or was stopped by a callback.
+        rank: The number of this process.
+        ranks: The number of processes.
     """
 
     def __init__(
         self,
         objective: nn.Module,
-        net: nn.Module,
-        schedule: Schedule,
-        folder: Path,
-        rho: nn.Module | None = None,
-        about: Mapping[str, Any] | None = None,
-        error: Callable[[nn.Module, Examples], float] | None = None,
+        optimiser: Optimizer,
+        scheduler: LRScheduler | None,
+        epochs: int,
+        steps: int | None,
+        callbacks: Sequence[Callback],
     ) -> None:
-        self.objective, self.net, self.schedule, self.folder = objective, net, schedule, folder
-        self._error = error
-        self._about = {**(about or {}), **{f"schedule.{name}": value for name, value in asdict(schedule).items()}}
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.optimiser = _optimiser(objective, rho, schedule)
-        self.state = State()
-        self._average = [p.detach().clone() for p in objective.parameters()] if schedule.averaging else []
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / CHECKPOINT).exists():
-            self._resume()
+        self.objective, self.optimiser, self.scheduler = objective, optimiser, scheduler
+        self.epochs, self.steps, self.callbacks = epochs, steps, callbacks
+        self.rank, self.ranks = _rank(), _ranks()
+        self.step = self.taken = self.examples = 0
+        self.sums: dict[str, float] = {}
+        self.seconds = 0.0
+        self.history: list[Record] = []
+        self.interrupted = self.complete = self._stopped = False
 
-    def train(self, training: Examples, watched: Mapping[str, Examples], progress: Progress) -> State:
-        """Run to the end, from wherever the run is. Ctrl-C leaves a checkpoint of the very step.
+    @property
+    def epoch(self) -> int:
+        """Epochs that are over."""
+        return len(self.history)
 
-        Args:
-            training: The training set.
-            watched: What to measure the error on after each epoch. ``"validation"``, which must be there, selects.
-            progress: Shows how far the run is.
-        """
-        schedule, state = self.schedule, self.state
-        if schedule.batch_size % self.ranks or len(training.inputs) % schedule.batch_size % self.ranks:
-            constraint = f"such that {self.ranks} ranks can share each minibatch evenly, the last of an epoch too"
-            raise invalid("batch_size", "Schedule", constraint, schedule.batch_size)
-        batches = -(-len(training.inputs) // schedule.batch_size)
-        objective = DistributedDataParallel(self.objective) if self.ranks > 1 else self.objective
-        if not (self.folder / CHECKPOINT).exists():
-            self._save()  # so that it is known from the first step on what was being run
-        with progress.run(schedule.epochs, batches, state.step), interrupt_deferred() as interrupted:
-            for epoch in range(state.step // batches, schedule.epochs):
-                started = time.perf_counter() - state.seconds
-                order = _order(schedule.seed, epoch, len(training.inputs))
-                for batch in order.split(schedule.batch_size)[state.step % batches :]:
-                    if self._any_rank(interrupted()):
-                        state.seconds = time.perf_counter() - started
-                        self._save()
-                        raise KeyboardInterrupt
-                    own = batch[self.rank :: self.ranks]
-                    self._step(objective, training.inputs[own], training.targets[own], schedule.epochs * batches)
-                    progress.step(state.sums)
-                state.seconds = time.perf_counter() - started
-                self._end_epoch(epoch + 1, batches, watched)
-                progress.epoch(state.records[-1])
-        self._any_rank(False)  # nobody goes on to read the best parameters before they are written
-        return state
+    @property
+    def means(self) -> dict[str, float]:
+        """The costs of the running epoch so far, averaged over its examples."""
+        return {name: total / self.examples for name, total in self.sums.items()}
 
-    def _step(self, objective: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> None:
-        state = self.state
-        factor = self.schedule.rate(state.step, steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = group["base"] * factor
-        # For dropout, which is the only noise that does not come from the objective.
-        torch.default_generator.manual_seed(self.schedule.seed * _STRIDE + state.step * self.ranks + self.rank)
-        self.optimiser.zero_grad()
-        cost = objective(inputs, targets)
-        cost.backward()
-        self.optimiser.step()
-        for name in ("likelihood", "complexity"):
-            state.sums[name] = state.sums.get(name, 0.0) + float(getattr(cost, name).detach())
-        state.step += 1
-        if self._average:
-            newest = self.schedule.newest(state.step)
-            torch._foreach_lerp_(self._average, list(self.objective.parameters()), newest)
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another epoch."""
+        return self.epoch < self.epochs and not self._stopped
 
-    def _any_rank(self, says: bool) -> bool:
-        """Whether a rank says so; all wait for the last to answer."""
-        if self.ranks == 1:
-            return says
-        votes = torch.tensor(int(says))
-        dist.all_reduce(votes)
-        return bool(votes)
-
-    def _end_epoch(self, epoch: int, batches: int, watched: Mapping[str, Examples]) -> None:
-        state = self.state
-        means = {name: total / batches for name, total in state.sums.items()}
-        if not all(map(math.isfinite, means.values())):
-            raise DivergenceError(
-                f"The cost of epoch {epoch} is not a number: choose a learning rate below "
-                f"{self.schedule.learning_rate:g} and another folder than {self.folder}."
-            )
-        error = self._error or error_of
-        with self.averaged():
-            errors = {f"{name}_error": error(self.net, examples) for name, examples in watched.items()}
-            state.records.append({"epoch": epoch, **means, **errors, "seconds": state.seconds})
-            state.sums, state.seconds = {}, 0.0
-            if self.rank == 0 and state.selected is state.records[-1]:
-                tensors = {f"objective.{name}": value for name, value in self.objective.state_dict().items()}
-                write_checkpoint(self.folder / BEST, tensors, {"epoch": epoch})
-        self._save()
+    def stop(self) -> None:
+        """Let the running epoch be the last."""
+        self._stopped = True
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it, the parameters are their averages, if there are any."""
-        if not self._average:
+    def evaluating(self) -> Iterator[None]:
+        """Within it the parameters are those that the callbacks want evaluated: their averages, say."""
+        with ExitStack() as stack:
+            for callback in self.callbacks:
+                stack.enter_context(callback.evaluating(self))
             yield
-            return
-        parameters: list[Tensor] = list(self.objective.parameters())
-        own = [parameter.detach().clone() for parameter in parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(parameters, self._average)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the run is, as far as JSON can say it."""
+        names = ("step", "taken", "examples", "sums", "seconds")
+        return {**{name: getattr(self, name) for name in names}, "records": self.history}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what :meth:`state_dict` returned."""
+        self.step, self.taken, self.examples = state["step"], state["taken"], state["examples"]
+        self.sums, self.seconds = dict(state["sums"]), state["seconds"]
+        self.history[:] = state["records"]
+
+
+class Batches:
+    """Minibatches of tensors in memory, in a new order each epoch: a pure function of (seed, epoch).
+
+    Ranks share each minibatch: rank r has the rows r, r + ranks, ... of it.
+
+    Args:
+        inputs: A tensor, or a tuple or mapping of tensors, one row for each example.
+        targets: The same for the targets.
+        batch_size: Examples of a minibatch, over all ranks.
+        seed: Of the order.
+        order: The order of an epoch, by its number from 0, instead of a random permutation by ``seed``.
+
+    Examples:
+        >>> batches = Batches(torch.arange(5.0)[:, None], torch.arange(5), batch_size=2)
+        >>> [len(targets) for _, targets in batches]
+        [2, 2, 1]
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        targets: Any,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        order: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        check_count("Batches", batch_size=batch_size)
+        check_count("Batches", least=0, seed=seed)
+        lengths = {len(tensor) for tensor in tensors_of((inputs, targets))}
+        if len(lengths) != 1:
+            constraint = "tensors, or tuples or mappings of them, of as many rows as the inputs"
+            raise invalid("targets", "Batches", constraint, Described(f"lengths {sorted(lengths)}"))
+        (self.examples,) = lengths
+        self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
+        self._order = order or (lambda epoch: torch.randperm(self.examples, generator=_generator(seed, epoch)))
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is that of ``epoch``, from 0."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return math.ceil(self.examples / self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        rank, ranks = _rank(), _ranks()
+        if self.batch_size % ranks or self.examples % self.batch_size % ranks:
+            constraint = f"such that {ranks} ranks can share each minibatch evenly, the last of an epoch too"
+            raise invalid("batch_size", "Batches", constraint, self.batch_size)
+        for rows in self._order(self._epoch).split(self.batch_size):
+            own = operator.itemgetter(rows[rank::ranks])
+            yield _of_each(self.inputs, own), _of_each(self.targets, own)
+
+
+def fit(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    epochs: int,
+    n: int | None = None,
+    optimiser: Optimizer | None = None,
+    scheduler: LRScheduler | None = None,
+    validation: Iterable[Any] | Validation | None = None,
+    device: str | torch.device | None = None,
+    autocast: torch.dtype | None = None,
+    accumulate: int = 1,
+    clip: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    seed: int = 0,
+) -> list[Record]:
+    """Train ``model``, from wherever a checkpoint left it, and return a record for each epoch.
+
+    No module is put into training mode: what you froze with ``eval()`` stays as it is. Torch's generators are after it
+    as they were before. Ctrl-C ends the run after the step that is being taken; pressed again, at once.
+
+    Args:
+        model: A :class:`Bayesian`, trained on its :class:`FreeEnergy`; or an objective: a module whose call with
+            ``(inputs, targets)`` gives the cost of a minibatch as a mean over its examples.
+        batches: A ``DataLoader``, :class:`Batches` or any iterable of pairs ``(inputs, targets)``. Its ``set_epoch``,
+            or that of its sampler, is called before each epoch.
+        epochs: Passes over ``batches``.
+        n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
+        optimiser: Any whose ``step`` needs no closure; Adam unless given.
+        scheduler: Of the learning rate, moved on after every step of the optimiser.
+        validation: Held-out batches; or a function that measures what it likes, for the record of the epoch. Of
+            batches it is ``validation_nll``, the mean -log p(y|x), and ``validation_error``, the fraction of wrong
+            classes, where there are classes; of an objective that is no :class:`FreeEnergy`, ``validation_cost``.
+        device: Where to train; where the model is unless given.
+        autocast: ``torch.bfloat16`` for mixed precision.
+        accumulate: Batches whose gradients make one step, each weighted by its number of examples: as one large batch.
+        clip: The largest norm of the gradient of a step.
+        callbacks: What else to do, from :mod:`bayesbackprop.callbacks` or your own.
+        seed: Of dropout, and of what a loader draws from torch's generator: its order, and augmentations.
+
+    Examples:
+        >>> from bayesbackprop import Gaussian
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = Bayesian(nn.Linear(1, 1), Gaussian(0.1), seed=0)
+        >>> history = fit(model, Batches(x, 2 * x, batch_size=10), epochs=20)
+        >>> history[-1]["cost"] < history[0]["cost"]
+        True
+    """
+    _check(model, batches, epochs, autocast, accumulate, clip, seed)
+    objective = _objective(model, batches, n)
+    if device is not None:
+        objective.to(device)
+    place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
+    if optimiser is None:
+        trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
+        optimiser = torch.optim.Adam(trained, lr=_LEARNING_RATE, fused=True)
+    measure = _measure(objective, validation, place)
+    run = Run(objective, optimiser, scheduler, epochs, _steps(batches, accumulate), callbacks)
+
+    with _generators_as_they_were(place), interrupt_deferred() as interrupted, _ending(run):
+        for callback in callbacks:
+            callback.restore(run)
+        for callback in callbacks:
+            callback.on_start(run)
+        forward: Any = DistributedDataParallel(objective) if run.ranks > 1 else objective
+
+        while run.goes_on:
+            started = time.perf_counter() - run.seconds
+            for group in _groups(batches, run, accumulate, seed, place):
+                if _any_rank(interrupted()):
+                    run.interrupted = True
+                    raise KeyboardInterrupt
+
+                # The gradient of the mean cost of all examples of the group.
+                sizes = [_size(inputs, targets) for inputs, targets in group]
+                optimiser.zero_grad()
+                for number, (inputs, targets) in enumerate(group):
+                    _seed(place, seed, _STEP, (run.step * accumulate + number) * run.ranks + run.rank)
+                    is_last = number == len(group) - 1
+                    with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
+                        with torch.autocast(place.type, autocast) if autocast else nullcontext():
+                            cost = forward(inputs, targets)
+                        (cost / (sum(sizes) / sizes[number])).backward()
+                    _add(run, cost, sizes[number])
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(objective.parameters(), clip)
+                optimiser.step()
+                if scheduler is not None:
+                    scheduler.step()
+                run.step += 1
+                run.seconds = time.perf_counter() - started
+                for callback in callbacks:
+                    callback.on_step(run)
+
+            _end_epoch(run, measure)
+            for callback in callbacks:
+                callback.on_epoch(run)
+        run.complete = True
+    _any_rank(False)  # no rank goes on to read what another still writes
+    return run.history
+
+
+# --- the parts of the loop -------------------------------------------------------------------------------------------
+
+
+def _objective(model: nn.Module, batches: Iterable[Any], n: int | None) -> nn.Module:
+    if not isinstance(model, Bayesian):
+        if n is not None:
+            raise invalid("n", "fit", "left out where the objective is given, which knows it", n)
+        return model
+    if n is None:
+        n = getattr(batches, "examples", None)
+    if n is None:
         try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, own)
-
-    def load_best(self) -> None:
-        """Give the objective the parameters of the epoch that the validation set selects."""
-        tensors, _ = read_checkpoint(self.folder / BEST)
-        self.objective.load_state_dict(_under("objective", tensors))
-
-    def _save(self) -> None:
-        if self.rank:
-            return
-        tensors = {f"objective.{name}": value for name, value in self.objective.state_dict().items()}
-        tensors |= {f"average.{number}": value for number, value in enumerate(self._average)}
-        for number, slots in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{number}.{name}": v for name, v in slots.items() if isinstance(v, Tensor)}
-        # The metrics first: a run that is killed between the two writes them again.
-        lines = "".join(json.dumps(record) + "\n" for record in self.state.records)
-        write_atomically(self.folder / METRICS, lines.encode())
-        write_checkpoint(self.folder / CHECKPOINT, tensors, {"about": self._about, "state": asdict(self.state)})
-
-    def _resume(self) -> None:
-        tensors, metadata = read_checkpoint(self.folder / CHECKPOINT)
-        began = metadata.get("about", {})
-        changed = sorted(name for name in {*began, *self._about} if began.get(name) != self._about.get(name))
-        if changed:
-            before, now = ({name: which.get(name) for name in changed} for which in (began, self._about))
-            constraint = f"what the run in {self.folder} began with, {before}; or choose another folder"
-            raise invalid("configuration", "Run", constraint, Described(now))
-        self.objective.load_state_dict(_under("objective", tensors))
-        for number, value in _under("average", tensors).items():
-            self._average[int(number)].copy_(value)
-        slots: dict[int, dict[str, Tensor]] = {}
-        for name, value in _under("optimiser", tensors).items():
-            number, _, slot = name.partition(".")
-            slots.setdefault(int(number), {})[slot] = value
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": slots})
-        self.state = State(**metadata["state"])
+            n = len(batches.dataset)  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):
+            constraint = "given where the batches do not say how many examples the training set has"
+            raise invalid("n", "fit", constraint, None) from None
+    return FreeEnergy(model, n)
 
 
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The records of a run, epoch by epoch."""
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+def _steps(batches: Iterable[Any], accumulate: int) -> int | None:
+    """The steps of an epoch; a loader of a stream has a ``__len__`` that refuses."""
+    try:
+        return math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
-def error_of(net: nn.Module, examples: Examples) -> float:
-    """The percentage of examples that ``net`` puts in the wrong class."""
-    training = net.training
-    net.eval()
-    with torch.no_grad():
-        parts = zip(examples.inputs.split(_EVALUATED), examples.targets.split(_EVALUATED), strict=True)
-        wrong = sum(int((net(x).argmax(1) != y).sum()) for x, y in parts)
-    net.train(training)
-    return 100 * wrong / len(examples.targets)
+def _groups(
+    batches: Iterable[Any], run: Run, accumulate: int, seed: int, device: torch.device
+) -> Iterator[list[tuple[Any, Any]]]:
+    """The batches of the running epoch, ``accumulate`` at a time, without those that it has had before."""
+    owners: list[Any] = [batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)]
+    for owner in owners:
+        if hasattr(owner, "set_epoch"):
+            owner.set_epoch(run.epoch)
+    had, first = run.taken, run.step * accumulate - run.taken
+    _seed(device, seed, _BEGIN, run.epoch)  # the same for all ranks, so that they can share an order
+    iterator, group = iter(batches), []
+    for number in itertools.count():
+        _seed(device, seed, _FETCH, (first + number) * run.ranks + run.rank)
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            break
+        if number >= had:
+            group.append(_pair(batch, device))
+        if len(group) == accumulate:
+            yield group
+            group = []
+    if number == 0:
+        constraint = f"an iterable that has batches in each of {run.epochs} epochs"
+        raise invalid("batches", "fit", constraint, Described(f"none in epoch {run.epoch + 1}"))
+    if group:
+        yield group
+
+
+def _pair(batch: Any, device: torch.device) -> tuple[Any, Any]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise invalid(
+            "batches", "fit", "an iterable of pairs (inputs, targets)", Described(f"a {type(batch).__name__}")
+        )
+    inputs, targets = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
+    return inputs, targets
+
+
+def _of_each(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure as ``values``, with ``function`` of each tensor in it."""
+    if isinstance(values, Tensor):  # as most are, and quicker
+        return function(values)
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, values)
+
+
+def _size(inputs: Any, targets: Any) -> int:
+    """The number of examples of a batch."""
+    for tensor in (*tensors_of(targets), *tensors_of(inputs)):
+        if tensor.dim():
+            return len(tensor)
+    raise invalid("batches", "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
+
+
+def _add(run: Run, cost: Tensor, size: int) -> None:
+    """Add the cost of a batch to those of its epoch, so that each example counts once: the last batch may be short."""
+    parts = {name: getattr(cost, name) for name in ("likelihood", "complexity") if hasattr(cost, name)}
+    values = {"cost": cost, **parts}
+    sums = _over_ranks([size, *(size * float(value.detach()) for value in values.values())])
+    for name, total in zip(values, sums[1:], strict=True):
+        run.sums[name] = run.sums.get(name, 0.0) + total
+    run.examples += int(sums[0])
+    run.taken += 1
+
+
+def _end_epoch(run: Run, measure: Validation | None) -> None:
+    means, epoch = run.means, run.epoch + 1
+    if not all(map(math.isfinite, means.values())):
+        rate = max(float(group.get("initial_lr", group["lr"])) for group in run.optimiser.param_groups)
+        raise DivergenceError(f"The cost of epoch {epoch} is not a number: choose a learning rate below {rate:g}.")
+    measured: Mapping[str, float] = {}
+    if measure is not None:
+        with run.evaluating():
+            measured = measure()
+    run.history.append({"epoch": epoch, **means, **measured, "seconds": run.seconds})
+    run.taken = run.examples = 0
+    run.sums, run.seconds = {}, 0.0
+
+
+def _measure(
+    objective: nn.Module, validation: Iterable[Any] | Validation | None, device: torch.device
+) -> Validation | None:
+    if validation is None or not isinstance(validation, Iterable):
+        return validation
+    batches = validation
+
+    def measure() -> dict[str, float]:
+        sums: dict[str, float] = {}
+        examples = 0
+        for batch in batches:
+            inputs, targets = _pair(batch, device)
+            size = _size(inputs, targets)
+            for name, value in _held_out(objective, inputs, targets).items():
+                sums[name] = sums.get(name, 0.0) + size * value
+            examples += size
+        return {f"validation_{name}": total / examples for name, total in sums.items()}
+
+    return measure
+
+
+def _held_out(objective: nn.Module, inputs: Any, targets: Any) -> dict[str, float]:
+    """How well a batch is predicted, as means over its examples."""
+    if not isinstance(objective, FreeEnergy):
+        with evaluating(objective):
+            return {"cost": float(objective(inputs, targets))}
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    placed = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
+    predicted = objective.model.predict(*placed, draws=_VALIDATION_DRAWS, **named)
+    log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
+    found = {"nll": -float(log_prob.sum()) / len(log_prob)}
+    if isinstance(predicted, ClassPredictive) and targets.dim() == 1:
+        found["error"] = error(predicted, targets)
+    return found
+
+
+@contextmanager
+def _ending(run: Run) -> Iterator[None]:
+    """However it ends, all callbacks hear of it, the last first."""
+    with ExitStack() as stack:
+        for callback in run.callbacks:
+            stack.callback(callback.on_end, run)
+        yield
+
+
+def _check(
+    model: object,
+    batches: object,
+    epochs: int,
+    autocast: torch.dtype | None,
+    accumulate: int,
+    clip: float | None,
+    seed: int,
+) -> None:
+    if not isinstance(model, nn.Module):
+        raise invalid("model", "fit", "a Bayesian, or a module whose call gives a cost", model)
+    if not model.training:
+        raise invalid("model", "fit", "in training mode: call its train()", Described("one in evaluation mode"))
+    check_count("fit", epochs=epochs, accumulate=accumulate)
+    check_count("fit", least=0, seed=seed)
+    if clip is not None:
+        check_positive("fit", clip=clip)
+    if autocast not in (None, torch.bfloat16):
+        raise invalid("autocast", "fit", "None or torch.bfloat16, which needs no scaling of the loss", autocast)
+    if (
+        _ranks() > 1
+        and isinstance(batches, DataLoader)
+        and isinstance(batches.sampler, RandomSampler | SequentialSampler)
+        and type(batches.batch_sampler) is BatchSampler  # one of the user's own may know of ranks
+    ):
+        constraint = "Batches, or a DataLoader with a DistributedSampler, where several ranks share the work"
+        raise invalid("batches", "fit", constraint, Described("a DataLoader that gives every rank the same"))
+
+
+# --- seeds, ranks and signals ----------------------------------------------------------------------------------------
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * _STRIDE + number) % _STREAM)
+
+
+def _seed(device: torch.device, seed: int, stream: int, number: int) -> None:
+    """Seed what dropout and loaders draw from."""
+    value = (seed * _STRIDE + number) % _STREAM + stream
+    torch.default_generator.manual_seed(value)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(value)
+
+
+@contextmanager
+def _generators_as_they_were(device: torch.device) -> Iterator[None]:
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+        yield
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _over_ranks(values: Sequence[float]) -> Sequence[float]:
+    """The sums over all ranks; all wait for the last."""
+    if _ranks() == 1:
+        return values
+    device = "cpu" if dist.get_backend() == "gloo" else torch.get_device_module().current_device()
+    sums = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(sums)
+    return cast(list[float], sums.tolist())
+
+
+def _any_rank(says: bool) -> bool:
+    """Whether any rank says so; all wait for the last to answer."""
+    return bool(_over_ranks([says])[0])
 
 
 @contextmanager
@@ -310,14 +567,23 @@ def distributed() -> Iterator[None]:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[Callable[[], bool]]:
-    """Within it Ctrl-C cuts nothing in two: it only makes the function given answer True, and counts at the end."""
+    """Within it Ctrl-C cuts nothing in two: the function given answers True, and at the end it counts.
+
+    Pressed again, it interrupts at once: what is being done may never end.
+    """
     pressed: list[int] = []
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as in the background
     )
+
+    def press(number: int, _: Any) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            raise KeyboardInterrupt
+
     if ours:
-        signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+        signal.signal(signal.SIGINT, press)
     try:
         yield lambda: bool(pressed)
     finally:
@@ -325,25 +591,3 @@ def interrupt_deferred() -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if pressed:
         raise KeyboardInterrupt
-
-
-def _order(seed: int, epoch: int, n: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed * _STRIDE + epoch))
-
-
-def _optimiser(objective: nn.Module, rho: nn.Module | None, schedule: Schedule) -> torch.optim.Optimizer:
-    spread = [] if rho is None else list(rho.parameters())
-    numbers = set(map(id, spread))
-    others = [parameter for parameter in objective.parameters() if id(parameter) not in numbers]
-    rates = ((others, schedule.learning_rate), (spread, schedule.learning_rate * schedule.rho_rate))
-    groups: list[dict[str, Any]] = [
-        {"params": parameters, "lr": rate, "base": rate} for parameters, rate in rates if parameters
-    ]
-    if schedule.optimiser == "adam":
-        return torch.optim.Adam(groups, fused=True)
-    return torch.optim.SGD(groups, momentum=schedule.momentum)
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    start = prefix + "."
-    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}

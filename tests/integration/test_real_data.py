@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from bayesbackprop.bandits import mushroom
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import FetchError
+from bayesbackprop_paper.environments import mushroom
 from repository import ROOT
 
 pytestmark = pytest.mark.identities

@@ -19,11 +19,11 @@ from bayesbackprop.bandits import (
     ThompsonSampling,
     Uniform,
     Wheel,
-    mushroom,
     simulate,
 )
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Mushrooms
+from bayesbackprop_paper.environments import mushroom
 from ztests import assert_mean, assert_p_value, assert_variance, assert_z
 
 # --- environments ----------------------------------------------------------------------------------------------------

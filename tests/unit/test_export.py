@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, Categorical, Gaussian, export, load_sparse, prune, save, save_sparse, sparse
+from bayesbackprop._networks import mlp
 from bayesbackprop.export import SparseLinear
-from bayesbackprop_paper.experiments.networks import mlp
 from rewriting import rewrite
 
 pytestmark = pytest.mark.identities

@@ -89,7 +89,7 @@ def test_a_model(name: str, tmp_path: Path) -> None:
         _close(loaded.net(x), expected["means"])
         _close(sum(float(q.sigma.detach().sum()) for q in loaded.posterior.values()), expected["sigmas"])
         _close(loaded.draw(3).complexity(), expected["complexity"])
-        prediction = loaded.predict(x, draws=5)
+        prediction = loaded.predict(x, draws=5, estimator="shared")
         _close(prediction.mean, expected["predicted"])
         _close(prediction.stddev, expected["stddev"])  # type: ignore[attr-defined]
     if "learnt_noise" in expected:
@@ -163,4 +163,4 @@ def test_the_checkpoint_of_a_training_run(name: str) -> None:
     x = torch.tensor(expected["inputs"])
     _close(net(x), expected["outputs"])
     if "predicted" in expected:
-        _close(objective.model.predict(x, draws=5).mean, expected["predicted"])
+        _close(objective.model.predict(x, draws=5, estimator="shared").mean, expected["predicted"])

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, ScaleMixture, load, prune, save
-from bayesbackprop import _engine as kernels
+from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, ScaleMixture, load, plain_kernels, prune, save
+from bayesbackprop._networks import mlp
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
-from bayesbackprop_paper.experiments.networks import mlp
 
 pytestmark = pytest.mark.identities
 
@@ -121,7 +120,7 @@ def test_what_is_no_model_is_refused() -> None:
 @torch.no_grad()
 def test_pruned_weights_cost_nothing(prior: Any) -> None:
     pruned = prune(_model(prior=prior), 1)
-    with kernels.plain():
+    with plain_kernels():
         assert float(pruned.draw().complexity()) == 0
     # The fused kernel adds a term for them, of up to 8 nats, and takes it away again: to the rounding of both.
     assert abs(float(pruned.draw().complexity())) <= len(snr(pruned)) * 2 * 8 * 2**-24
@@ -213,3 +212,33 @@ def test_a_pruned_model_survives_its_file(tmp_path: Path) -> None:
     pruned = prune(_model(), 0.6)
     save(pruned, tmp_path / "model")
     assert torch.equal(_removed(load(tmp_path / "model", mlp((5, 7, 3)))), _removed(pruned))
+
+
+# --- half precision --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pruned_first", [True, False], ids=["pruned, then half", "half, then pruned"])
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+def test_removed_weights_stay_removed_in_half_precision(pruned_first: bool, dtype: torch.dtype, estimator: Any) -> None:
+    """The rho of constant weights does not fit into float16; what it becomes there must still mean constant."""
+    model = _model(estimator=estimator, seed=0)
+    pruned = prune(model, 0.5).to(dtype) if pruned_first else prune(model.to(dtype), 0.5)
+    gone = _removed(pruned)
+    assert int(gone.sum()) == len(gone) // 2
+    x, y = torch.randn(4, 5).to(dtype), torch.randn(4, 3).to(dtype)
+    optimiser = torch.optim.SGD(pruned.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        cost = FreeEnergy(pruned, n=100)(x, y)
+        assert cost.isfinite()
+        cost.backward()
+        for q in pruned.posterior.values():
+            assert torch.equal(q.mu.grad[~q.random], torch.zeros_like(q.mu.grad[~q.random]))
+            assert torch.equal(q.rho.grad[~q.random], torch.zeros_like(q.rho.grad[~q.random]))
+        optimiser.step()
+    assert torch.equal(_removed(pruned), gone)
+    weights = torch.cat([w.flatten() for w in pruned.draw().weights.values()])
+    assert torch.equal(weights == 0, gone)
+    assert pruned.predict(x, draws=3).mean.isfinite().all()
+    assert torch.equal(_removed(copy.deepcopy(pruned).float()), gone)

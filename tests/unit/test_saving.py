@@ -413,6 +413,19 @@ def test_the_good_file_of_these_tests_is_good(tmp_path: Path) -> None:
         assert load(tmp_path / "model", _normalised()).seed == 2**62 + 1
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: save(nn.Linear(3, 2), "nowhere"), "'model' parameter of save"),
+        (lambda: load(3, nn.Linear(3, 2)), "'path' parameter of load"),
+        (lambda: load("/", nn.Linear(3, 2)), "'path' parameter of load"),
+    ],
+)
+def test_mistakes_are_explained(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
     net = _normalised()
     before = _bits(net)

@@ -1,37 +1,117 @@
-"""The command line: ``bbb``."""
+"""The command line: ``bbb``.
 
+A command is imported when it is called: the help loads none of them, and a command whose dependencies are missing still
+appears there and says what to install.
+"""
+
+import importlib
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Annotated, Any, NamedTuple
 
 import rich.console
 import typer
+import typer.core
 
-from bayesbackprop._cli import prune
 from bayesbackprop._version import __version__
-from bayesbackprop_paper.cli import bandit, bench, data, demo, evaluate, reproduce
 
-__all__ = ["app", "main"]
+__all__ = ["PANELS", "Deferred", "app", "main"]
+
+
+class Command(NamedTuple):
+    """A row of the help: the name, the module and the function or group in it, and what it does in one line."""
+
+    name: str
+    module: str
+    attribute: str
+    help: str
+
+
+class Panel(NamedTuple):
+    """A box of the help: its title, the package of its commands, what must be installed for them, and the commands."""
+
+    title: str
+    package: str
+    needs: tuple[str, ...]
+    commands: tuple[Command, ...]
+
+
+# The library names the package of the paper's reproduction here and nowhere else.
+PANELS = (
+    Panel(
+        "Your own networks",
+        "bayesbackprop._cli",
+        (),
+        (
+            Command("show", "show", "command", "Show what is in a file of this library."),
+            Command("prune", "prune", "command", "Remove the weights that say least; write what is left."),
+        ),
+    ),
+    Panel(
+        "The paper's experiments (they need the extra 'paper')",
+        "bayesbackprop_paper.cli",
+        ("matplotlib", "optuna", "plotly", "pooch"),
+        (
+            Command("demo", "demo", "demo", "See it all work: a few minutes, and one page to look at."),
+            Command("train", "reproduce", "train", "Train a network on MNIST; under torchrun on several processes."),
+            Command("search", "reproduce", "search", "Choose hyperparameters on the validation set."),
+            Command("evaluate", "evaluate", "command", "Error, NLL, Brier score and calibration of networks."),
+            Command("report", "demo", "report", "Write one self-contained HTML page on trained networks."),
+            Command("reproduce", "reproduce", "app", "The tables and figures of the paper, one command each."),
+            Command("bandit", "bandit", "app", "Contextual bandits: agents that explore by themselves."),
+            Command("data", "data", "app", "The data sets: what there is, fetch it, where it is."),
+            Command("bench", "bench", "app", "Measure speed against plain PyTorch and other libraries."),
+        ),
+    ),
+)
+
+
+class Deferred(typer.core.TyperCommand):
+    """A command that is imported when it is called."""
+
+    def __init__(self, panel: Panel, command: Command) -> None:
+        super().__init__(command.name, help=command.help, rich_help_panel=panel.title)
+        self._module, self._attribute = f"{panel.package}.{command.module}", command.attribute
+        self._needs = panel.needs
+
+    def load(self) -> Any:
+        """The command itself, or the group of commands."""
+        # Found out now, not after an hour of training.
+        if missing := [name for name in self._needs if find_spec(name) is None]:
+            raise ModuleNotFoundError(f"bbb {self.name} needs {', '.join(missing)}")
+        found: Callable[..., None] | typer.Typer = getattr(importlib.import_module(self._module), self._attribute)
+        holder = typer.Typer(rich_markup_mode="markdown")
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=self.name)
+        else:
+            holder.command(self.name)(found)
+        return typer.main.get_group(holder).commands[self.name or ""]
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        return self.load().make_context(*args, **settings)
+
+
+class _Commands(typer.core.TyperGroup):
+    """The group of all commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for panel in PANELS:
+            for command in panel.commands:
+                self.add_command(Deferred(panel, command))
+
 
 app = typer.Typer(
     name="bbb",
+    cls=_Commands,
     help="Bayes by Backprop: neural networks that know what they do not know.\n\nStart with `bbb demo`. "
     "Each command's --help has an example; set BBB_TRACEBACK=1 for tracebacks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command("demo")(demo.demo)
-app.command("train")(reproduce.train)
-app.command("search")(reproduce.search)
-app.add_typer(reproduce.app, name="reproduce")
-app.add_typer(bandit.app, name="bandit")
-app.command("prune")(prune.command)
-app.command("evaluate")(evaluate.command)
-app.command("report")(demo.report)
-app.add_typer(data.app, name="data")
-app.add_typer(bench.app, name="bench")
-
 
 # What typer raises for commands that it cannot make sense of; it has no public name for all of them.
 _WrongCommand: Any = typer.BadParameter.__base__
@@ -69,7 +149,7 @@ def main() -> None:
         if os.environ.get("BBB_TRACEBACK"):
             raise
         missing = isinstance(error, ModuleNotFoundError)
-        _say(f"{error}" + (': this needs pip install "bayesbackprop[experiments]".' if missing else ""))
+        _say(f"{error}" + (': pip install "bayesbackprop[paper]"' if missing else ""))
         sys.exit(1)
     if code == _INTERRUPTED:
         print("Stopped.", file=sys.stderr)

@@ -12,12 +12,12 @@ import torch
 import typer
 
 from bayesbackprop._errors import Described, invalid
+from bayesbackprop._networks import from_file
+from bayesbackprop._timing import single_input
 from bayesbackprop.export import save_sparse, sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import prune, threshold, weights_left
 from bayesbackprop.saving import save
-from bayesbackprop_paper.bench.latency import single_input
-from bayesbackprop_paper.experiments.networks import from_file
 
 
 def command(

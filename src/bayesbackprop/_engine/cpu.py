@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters
 from bayesbackprop.noise import Key
@@ -37,16 +37,14 @@ def available() -> bool:
 
 
 def takes(parameters: Parameters) -> bool:
-    """Whether the kernels can read all of these: no subclass whose memory is not its own, strided, each of one type."""
-    types = [mu.dtype for mu in parameters.mus]
+    """Whether the kernels can read all of these, as they are now: ``.to`` changes a parameter in place."""
+    if not parameters.plain:
+        return False
     for tensors in (parameters.mus, parameters.rhos, parameters.centres):
-        for dtype, tensor in zip(types, tensors, strict=False):  # there may be no centres
-            kind = type(tensor)
-            if kind is not nn.Parameter and kind is not Tensor:
+        for mu, tensor in zip(parameters.mus, tensors, strict=False):  # there may be no centres
+            if tensor.dtype is not mu.dtype or tensor.dtype not in TYPES or not tensor.is_cpu:
                 return False
-            if tensor.dtype is not dtype or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-                return False
-    return all(dtype in TYPES for dtype in types)
+    return True
 
 
 def normal(out: Tensor, key: Key, stream: int, many: int = 1) -> Tensor:
@@ -160,6 +158,9 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 # Threads take turns.
 _taking = threading.Lock()
 
+# Weights of which the C library keeps the memory by itself.
+_LARGE = 2**16
+
 
 def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous tensors like these, with whatever is in them: those of the last call, if nobody holds them any more.
@@ -167,6 +168,8 @@ def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> lis
     What a training step frees is tens of megabytes, which the C library hands back to the operating system; paging it
     in again at the next step takes up to a third of a plain one.
     """
+    if parameters.numel < _LARGE:
+        return [_empty(tensor) for tensor in like]
     with _taking:
         kept: list[Tensor] = parameters.cache.setdefault(purpose, [])
         if len(kept) != len(like):

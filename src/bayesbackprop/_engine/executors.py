@@ -18,7 +18,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -149,7 +149,10 @@ class Engine:
     def _executor(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
         if draw.has_weights:  # others would draw them again, from a posterior that may have changed
             return self.any_module
-        return next(executor for executor in self.executors if executor.supports(draw.key, args, kwargs))
+        for executor in self.executors[:-1]:
+            if executor.supports(draw.key, args, kwargs):
+                return executor
+        return self.executors[-1]
 
     def predictor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
         """The first executor that can predict for this call."""
@@ -293,7 +296,7 @@ def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kw
     net = slots.root
     if torch.compiler.is_compiling():
         return _functional(slots, weights, args, kwargs)
-    with lock(net), _refusing_checkpointing():
+    with lock(net), _RefusingCheckpointing() if torch.is_grad_enabled() else nullcontext():
         # Recurrent layers keep a second list of their weights, which only ``functional_call`` knows to change.
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             return _functional(slots, weights, args, kwargs)
@@ -331,20 +334,22 @@ def evaluating(net: nn.Module) -> Iterator[None]:
                 module.training = True
 
 
-@contextmanager
-def _refusing_checkpointing() -> Iterator[None]:
-    """Within it, no module may run under activation checkpointing, whose second pass would see the means."""
-    if not torch.is_grad_enabled():
-        yield
-        return
-    handle = register_module_forward_pre_hook(_refuse_checkpointing)
-    try:
-        yield
-    finally:
-        handle.remove()
+class _RefusingCheckpointing(TorchFunctionMode):
+    """While active, nothing may be computed under activation checkpointing, whose second pass would see the means.
+
+    Checkpointing runs a function without gradients or under hooks for saved tensors. So may others: its file on the
+    stack tells.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            _refuse_checkpointing()
+        return func(*args, **(kwargs or {}))
 
 
-def _refuse_checkpointing(module: nn.Module, args: Any) -> None:  # noqa: ARG001
+def _refuse_checkpointing() -> None:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not call_with.__code__:
         if frame.f_code.co_filename == _CHECKPOINTING:

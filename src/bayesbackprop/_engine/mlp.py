@@ -59,8 +59,11 @@ _ROWS = 80
 # Numbers to hold at a time in prediction: more would leave the processor's cache.
 _CHUNK = 2**20
 
-# What a user may have put on a module that expects to be called.
+# What a user may have put on a module that expects to be called, or on all modules; torch has no public name for it.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_has_global_hook: Callable[[], bool] = getattr(
+    modules, "_has_any_global_hook", lambda: any(getattr(modules, f"_global{name}") for name in _HOOKS)
+)
 
 
 def layers_of(net: nn.Module) -> list[nn.Module] | None:
@@ -77,7 +80,7 @@ def layers_of(net: nn.Module) -> list[nn.Module] | None:
 
 def runs_only_forward(net: Sequence[nn.Module]) -> bool:
     """Whether calling these modules runs their own ``forward`` and nothing else: no hooks, nothing in its place."""
-    if modules._has_any_global_hook():
+    if _has_global_hook():
         return False
     for own in map(vars, net):  # loops, here and below: a generator would take longer than what it does
         if "forward" in own:
@@ -103,14 +106,16 @@ class FullyConnected(Executor):
         self._modules = list(net.modules())
         self._parameters = parameters
         self._flattens = type(layers[0]) is nn.Flatten
-        self._layers = layers[1:] if self._flattens else layers
+        layers = layers[1:] if self._flattens else layers
         numbers = {mu: number for number, mu in enumerate(parameters.mus)}
         self._steps = [
             _Step(m, numbers.get(m.weight, -1), None if m.bias is None else numbers.get(m.bias))
             if isinstance(m, nn.Linear)
             else _Step(m)
-            for m in self._layers
+            for m in layers
         ]
+        self._layers = [_Layer.of(step, parameters) for step in self._steps]
+        self._widest = max((m.out_features for m in layers if isinstance(m, nn.Linear)), default=1)
         self._trains = not parameters.own_priors and _trains(self._steps)
 
     @staticmethod
@@ -144,8 +149,7 @@ class FullyConnected(Executor):
     def cost(
         self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
     ) -> Tensor:
-        # The node below has no gradient for the targets.
-        if not likelihood.has_slope or (isinstance(targets, Tensor) and targets.requires_grad):
+        if not likelihood.has_slope or not isinstance(targets, Tensor) or targets.requires_grad:
             return super().cost(draw, likelihood, args, kwargs, targets)
         return self._apply(draw, args[0], likelihood, targets)
 
@@ -198,27 +202,27 @@ class FullyConnected(Executor):
         for step in self._steps[:first]:
             x = step.module(x)
         few = len(x) < _ROWS
-        layers = [
-            _Layer.of(step, self._parameters, local=few or number == first) if step.weight >= 0 else None
-            for number, step in enumerate(self._steps)
+        variances = [
+            layer and ops.variances(layer.parameters) if few or number == first else None
+            for number, layer in enumerate(self._layers)
         ]
-        start = layers[first]
+        start = self._layers[first]
         assert start is not None
-        mean, deviation = start.moments(x)
-        widest = max(module.out_features for module in self._layers if isinstance(module, nn.Linear))
+        mean, deviation = start.moments(x, variances[first])
         # Of the outputs of a layer there are the noise, the means, the deviations and the inputs squared.
-        at_a_time = max(1, min(_CHUNK, memory // (4 * x.element_size())) // (len(x) * widest))
+        at_a_time = max(1, min(_CHUNK, memory // (4 * x.element_size())) // (len(x) * self._widest))
         results: list[Tensor] = []
         for begin in range(0, draws, at_a_time):
             keys = [key._replace(draw=draw) for draw in range(begin, min(draws, begin + at_a_time))]
             h = start.spread(mean, deviation, keys, one_row=few)
-            for step, layer in zip(self._steps[first + 1 :], layers[first + 1 :], strict=True):
+            for number in range(first + 1, len(self._steps)):
+                layer, squares = self._layers[number], variances[number]
                 if layer is None:
-                    h = step.module(h)
-                elif layer.variances is None:
+                    h = self._steps[number].module(h)
+                elif squares is None:
                     h = torch.stack([layer.drawn(each, one) for each, one in zip(h, keys, strict=True)])
                 else:
-                    h = layer.spread(*layer.moments(h), keys, one_row=few)
+                    h = layer.spread(*layer.moments(h, squares), keys, one_row=few)
             results.append(h)
         return torch.cat(results)
 
@@ -277,22 +281,24 @@ class _DrawAndRun(torch.autograd.Function):
 
 
 class _Layer(NamedTuple):
-    """A linear layer in prediction: its parameters, and their variances if it is to draw outputs, not weights."""
+    """A linear layer in prediction: its own parameters, and the stream of the noise on its outputs."""
 
     parameters: Parameters
     stream: int
-    variances: list[Tensor] | None
 
     @staticmethod
-    def of(step: _Step, parameters: Parameters, local: bool) -> "_Layer":
+    def of(step: _Step, parameters: Parameters) -> "_Layer | None":
+        """The layer of a step, if it is random."""
+        if step.weight < 0:
+            return None
         names = list(parameters.by_name)
         own = parameters.subset([names[step.weight]] + ([] if step.bias is None else [names[step.bias]]))
-        return _Layer(own, stream(step.weight, Role.ACTIVATION), ops.variances(own) if local else None)
+        return _Layer(own, stream(step.weight, Role.ACTIVATION))
 
-    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The means and standard deviations of the outputs."""
-        assert self.variances is not None
-        return F.linear(x, *self.parameters.mus), F.linear(x.square(), *self.variances).sqrt_()
+    def moments(self, x: Tensor, variances: list[Tensor] | None) -> tuple[Tensor, Tensor]:
+        """The means and standard deviations of the outputs, from the variances of the parameters."""
+        assert variances is not None
+        return F.linear(x, *self.parameters.mus), F.linear(x.square(), *variances).sqrt_()
 
     def spread(self, mean: Tensor, deviation: Tensor, keys: Sequence[Key], one_row: bool) -> Tensor:
         """A draw of the outputs with each key; with ``one_row`` of noise for all, a row's draws are its own matter."""

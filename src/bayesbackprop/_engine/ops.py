@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,10 +30,10 @@ from bayesbackprop.noise import Key, Word
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.priors import LogDensity, Prior
 
-_ENABLED_BY_DEFAULT = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
-_enabled: ContextVar[bool] = ContextVar("_enabled", default=_ENABLED_BY_DEFAULT)
+_WANTED = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
+_enabled: ContextVar[bool] = ContextVar("_enabled", default=_WANTED)
 
-if _enabled.get() and not cpu.available():
+if _WANTED and not cpu.available():
     warnings.warn(
         "bayesbackprop was installed without its compiled kernels (no C compiler was found), so training steps take "
         "several times as long. To get them, install a C compiler and reinstall bayesbackprop. To silence this, set "
@@ -44,18 +46,13 @@ if _enabled.get() and not cpu.available():
 def plain_kernels() -> Iterator[None]:
     """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice.
 
-    What ``torch.compile`` has compiled is not affected.
+    What ``torch.compile`` compiles keeps its operators.
     """
     token = _enabled.set(False)
     try:
         yield
     finally:
         _enabled.reset(token)
-
-
-def _kernels_wanted() -> bool:
-    """Whether no :func:`plain_kernels` is active. A compiler can read no context variable."""
-    return _ENABLED_BY_DEFAULT if torch.compiler.is_compiling() else _enabled.get()
 
 
 # --- what the engine calls -------------------------------------------------------------------------------------------
@@ -117,7 +114,7 @@ def has_kernel(parameters: Parameters) -> bool:
     if parameters.mus[0].device.type == "cpu":
         # What a compiler traces stands for tensors that were looked at when the parameters were found.
         return cpu.available() and (torch.compiler.is_compiling() or cpu.takes(parameters))
-    return _triton_takes(parameters.tensors)
+    return _triton_takes(parameters)
 
 
 def runs_eagerly(key: Key) -> bool:
@@ -182,8 +179,11 @@ def _dense(gradient: Tensor | None, w: Tensor) -> Tensor:
 def _numbers(
     kind: str, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    has_kernel = cpu.available() if device.type == "cpu" else _has_triton()
-    if not has_kernel or dtype not in cpu.TYPES or not _kernels_wanted():
+    if (
+        not _kernels_wanted()
+        or dtype not in cpu.TYPES
+        or not (cpu.available() if device.type == "cpu" else _has_triton())
+    ):
         plain: Tensor = getattr(noise, kind)(shape, key, stream, dtype, device)
         return plain
     if _traced(key):
@@ -199,8 +199,13 @@ def _fill(kind: str, shape: Sequence[int], key: Key, stream: int, dtype: torch.d
         return filled
     from bayesbackprop._engine import triton
 
-    made: Tensor = getattr(triton, kind)(tuple(shape), *key, stream, dtype, device)
+    made: Tensor = getattr(triton, kind)(tuple(shape), key.seed, key.step, key.draw, stream, dtype, device)
     return made
+
+
+def _kernels_wanted() -> bool:
+    """Whether no :func:`plain_kernels` is active. A compiler can read no context variable."""
+    return _WANTED if torch.compiler.is_compiling() else _enabled.get()
 
 
 def _traced(key: Key | None = None) -> bool:
@@ -222,16 +227,6 @@ def _differentiated_by_function() -> bool:
 
 _PARAMETERS = "Tensor[] mus, Tensor[] rhos, Tensor[] centres, int[] streams, float[] priors"
 _NOISE = "Tensor step, Tensor draw, int seed, int stream, SymInt[] shape, ScalarType dtype, Device device"
-
-torch.library.define(
-    "bayesbackprop::draw", f"({_PARAMETERS}, int seed, Tensor step, Tensor draw) -> (Tensor[], Tensor)"
-)
-torch.library.define(
-    "bayesbackprop::draw_backward",
-    f"({_PARAMETERS}, Tensor[] ws, Tensor[] gradients, Tensor complexity_gradient) -> (Tensor[], Tensor[])",
-)
-torch.library.define("bayesbackprop::normal", f"({_NOISE}) -> Tensor")
-torch.library.define("bayesbackprop::signs", f"({_NOISE}) -> Tensor")
 
 
 def _arguments(parameters: Parameters) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[int], list[float]]:
@@ -255,73 +250,39 @@ def _parameters(
 def _prior(kind: int, numbers: list[float]) -> Prior:
     for prior, (name, _) in KNOWN_PRIORS.items():
         if name == PRIOR_KINDS[kind]:
-            used = len(prior.__dataclass_fields__)  # type: ignore[attr-defined]
+            used = len(fields(prior))  # type: ignore[arg-type]
             return prior(*numbers[:used])
     return LogDensity(torch.zeros_like, name="left to the caller")
 
 
-@torch.library.impl("bayesbackprop::draw", "default")
-def _(mus: Any, rhos: Any, centres: Any, streams: Any, priors: Any, seed: int, step: Tensor, draw: Tensor) -> Any:
-    return _draw(_parameters(mus, rhos, centres, streams, priors), Key(seed, *_read(step, draw)))
+def _draw_operator(*args: Any) -> tuple[list[Tensor], Tensor]:
+    *of_parameters, seed, step, draw = args
+    return _draw(_parameters(*of_parameters), Key(seed, *_read(step, draw)))
 
 
-@torch.library.impl("bayesbackprop::draw_backward", "default")
-def _(mus: Any, rhos: Any, centres: Any, streams: Any, priors: Any, ws: Any, gradients: Any, of_cost: Tensor) -> Any:
-    return _backward(_parameters(mus, rhos, centres, streams, priors), ws, gradients, of_cost)
+def _draw_fake(mus: list[Tensor], *_: Any) -> tuple[list[Tensor], Tensor]:
+    return [_empty_like(mu) for mu in mus], mus[0].new_empty(())
 
 
-def _register_numbers(kind: str) -> None:
-    name = f"bayesbackprop::{kind}"
+def _backward_operator(*args: Any) -> tuple[list[Tensor], list[Tensor]]:
+    *of_parameters, ws, gradients, of_cost = args
+    return _backward(_parameters(*of_parameters), ws, gradients, of_cost)
 
-    @torch.library.impl(name, "default")
-    def _(
-        step: Tensor, draw: Tensor, seed: int, stream: int, shape: Any, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+
+def _backward_fake(mus: list[Tensor], *_: Any) -> tuple[list[Tensor], list[Tensor]]:
+    return [_empty_like(mu) for mu in mus], [_empty_like(mu) for mu in mus]
+
+
+def _numbers_operator(kind: str) -> Callable[..., Tensor]:
+    def operator(step: Tensor, draw: Tensor, seed: int, stream: int, shape: Any, dtype: Any, device: Any) -> Tensor:
         return _fill(kind, shape, Key(seed, *_read(step, draw)), stream, dtype, device)
 
-    @torch.library.register_fake(name)
-    def _(
-        step: Tensor, draw: Tensor, seed: int, stream: int, shape: Any, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    torch.library.register_vmap(name, _one_by_one(getattr(torch.ops.bayesbackprop, kind)))
+    return operator
 
 
-@torch.library.register_fake("bayesbackprop::draw")
-def _(mus: Any, rhos: Any, centres: Any, streams: Any, priors: Any, seed: int, step: Tensor, draw: Tensor) -> Any:
-    return [torch.empty_like(mu, memory_format=torch.contiguous_format) for mu in mus], mus[0].new_empty(())
-
-
-@torch.library.register_fake("bayesbackprop::draw_backward")
-def _(mus: Any, rhos: Any, centres: Any, streams: Any, priors: Any, ws: Any, gradients: Any, of_cost: Tensor) -> Any:
-    like = [torch.empty_like(mu, memory_format=torch.contiguous_format) for mu in mus]
-    return like, [torch.empty_like(each) for each in like]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
-    mus, rhos, centres, ctx.streams, ctx.priors, *_ = inputs
-    ctx.sizes = len(mus), len(centres)
-    ctx.save_for_backward(*mus, *rhos, *centres, *output[0])
-
-
-def _go_back(ctx: Any, of_ws: list[Tensor | None], of_cost: Tensor | None) -> tuple[Any, ...]:
-    count, centred = ctx.sizes
-    saved = list(ctx.saved_tensors)
-    mus, rhos, centres, ws = (
-        saved[:count],
-        saved[count : 2 * count],
-        saved[2 * count : 2 * count + centred],
-        saved[-count:],
-    )
-    dense = [_dense(gradient, w) for gradient, w in zip(of_ws, ws, strict=True)]
-    of_cost = mus[0].new_zeros(()) if of_cost is None else of_cost
-    arguments = (mus, rhos, centres, ctx.streams, ctx.priors)
-    to_mu, to_rho = torch.ops.bayesbackprop.draw_backward(*arguments, ws, dense, of_cost)
-    return to_mu, to_rho, [None] * centred, None, None, None, None, None
-
-
-torch.library.register_autograd("bayesbackprop::draw", _go_back, setup_context=_keep)
+def _numbers_fake(*args: Any) -> Tensor:
+    *_, shape, dtype, device = args
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,10 +311,38 @@ def _stack(results: list[Any]) -> Any:
     return type(first)(_stack(list(parts)) for parts in zip(*results, strict=True))
 
 
-_register_numbers("normal")
-_register_numbers("signs")
-for _name in ("draw", "draw_backward"):
-    torch.library.register_vmap(f"bayesbackprop::{_name}", _one_by_one(getattr(torch.ops.bayesbackprop, _name)))
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
+    mus, rhos, centres, ctx.streams, ctx.priors, *_ = inputs
+    ctx.sizes = len(mus), len(rhos), len(centres), len(output[0])
+    ctx.save_for_backward(*mus, *rhos, *centres, *output[0])
+
+
+def _go_back(ctx: Any, of_ws: list[Tensor | None], of_cost: Tensor | None) -> tuple[Any, ...]:
+    saved = iter(ctx.saved_tensors)
+    mus, rhos, centres, ws = (list(islice(saved, size)) for size in ctx.sizes)
+    dense = [_dense(gradient, w) for gradient, w in zip(of_ws, ws, strict=True)]
+    of_cost = mus[0].new_zeros(()) if of_cost is None else of_cost
+    arguments = (mus, rhos, centres, ctx.streams, ctx.priors)
+    to_mu, to_rho = torch.ops.bayesbackprop.draw_backward(*arguments, ws, dense, of_cost)
+    return to_mu, to_rho, [None] * len(centres), None, None, None, None, None
+
+
+def _register(name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    qualified = f"bayesbackprop::{name}"
+    torch.library.define(qualified, schema)
+    torch.library.impl(qualified, "default", implementation)
+    torch.library.register_fake(qualified, fake)
+    torch.library.register_vmap(qualified, _one_by_one(getattr(torch.ops.bayesbackprop, name)))
+
+
+_WEIGHTS = "Tensor[] ws, Tensor[] gradients, Tensor complexity_gradient"
+_register(
+    "draw", f"({_PARAMETERS}, int seed, Tensor step, Tensor draw) -> (Tensor[], Tensor)", _draw_operator, _draw_fake
+)
+_register("draw_backward", f"({_PARAMETERS}, {_WEIGHTS}) -> (Tensor[], Tensor[])", _backward_operator, _backward_fake)
+_register("normal", f"({_NOISE}) -> Tensor", _numbers_operator("normal"), _numbers_fake)
+_register("signs", f"({_NOISE}) -> Tensor", _numbers_operator("signs"), _numbers_fake)
+torch.library.register_autograd("bayesbackprop::draw", _go_back, setup_context=_keep)
 
 
 def _words(key: Key, parameters: Parameters) -> tuple[Tensor, Tensor]:
@@ -367,6 +356,10 @@ def _read(step: Tensor, draw: Tensor) -> tuple[Word, Word]:
     return (int(step), int(draw)) if step.device.type == "cpu" else (step, draw)
 
 
+def _empty_like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
@@ -378,15 +371,17 @@ def _has_triton() -> bool:
     return True
 
 
-def _triton_takes(tensors: Sequence[Tensor]) -> bool:
-    known = all(type(tensor) in (Tensor, torch.nn.Parameter) and tensor.dtype in cpu.TYPES for tensor in tensors)
-    return known and tensors[0].device.type == "cuda" and _has_triton()
+def _triton_takes(parameters: Parameters) -> bool:
+    known = parameters.plain and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
+    return known and parameters.mus[0].is_cuda and _has_triton()
 
 
 def _on_gpu(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     from bayesbackprop._engine import triton
 
-    each = [triton.draw(*p.q, p.centre, p.prior_numbers, p.stream, *key) for p in parameters.each]
+    each = [
+        triton.draw(*p.q, p.centre, p.prior_numbers, p.stream, key.seed, key.step, key.draw) for p in parameters.each
+    ]
     ws, costs = zip(*each, strict=True)
     return list(ws), torch.stack(costs).sum().to(ws[0].dtype)
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bayesbackprop._errors import Described, invalid, tensor_shape
 from bayesbackprop.posterior import WeightPosterior
@@ -49,8 +50,11 @@ class Parameters:
         # One for each parameter, or none at all.
         self.centres = [parameter.centre for parameter in self.each if parameter.centre is not None]
         self.tensors = [*self.mus, *self.rhos, *self.centres]
+        self.numel = sum(mu.numel() for mu in self.mus)
         # Those whose prior only Python knows.
         self.own_priors = [number for number, p in enumerate(self.each) if type(p.prior) not in KNOWN_PRIORS]
+        # Whether a kernel may read their memory: a tensor of another class need not have any of its own.
+        self.plain = all(type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided for t in self.tensors)
         self.cache: dict[str, Any] = {}  # of the backend: its table, and buffers to use again
         if len(self.centres) not in (0, len(self.each)):
             raise invalid("centre", "Parameters", "given for all parameters or for none", Described("some"))

@@ -1,7 +1,9 @@
 """Contextual bandits: environments, agents that people can use, and runs of one in the other."""
 
+from typing import NoReturn
+
 from bayesbackprop.bandits.agents import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
-from bayesbackprop.bandits.environments import Environment, Table, Wheel, adult, classification, covertype, mushroom
+from bayesbackprop.bandits.environments import Environment, Table, Wheel, classification
 from bayesbackprop.bandits.simulation import simulate
 
 __all__ = [
@@ -13,10 +15,15 @@ __all__ = [
     "ThompsonSampling",
     "Uniform",
     "Wheel",
-    "adult",
     "classification",
-    "covertype",
     "load",
-    "mushroom",
     "simulate",
 ]
+
+# They need data sets, and are part of the paper's reproduction.
+_MOVED = ("adult", "covertype", "mushroom")
+
+
+def __getattr__(name: str) -> NoReturn:
+    where = f"; it is bayesbackprop_paper.environments.{name} now" if name in _MOVED else ""
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'{where}")

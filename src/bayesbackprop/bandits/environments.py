@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
-from bayesbackprop_paper import data
 
 
 class Environment(ABC):
@@ -142,27 +141,27 @@ class Wheel(Environment):
         return context, expected, expected + self.NOISE * noise
 
 
-def mushroom(seed: int = 0) -> Table:
-    """The paper's: action 0 leaves the mushroom; action 1 eats it: +5 if edible, else +5 or -35 at even odds."""
-    contexts, edible = data.mushroom()
-    eaten = torch.where(edible, 5.0, torch.tensor([[5.0], [-35.0]]))
-    return Table(contexts, torch.stack([torch.zeros_like(eaten), eaten], dim=-1), seed)
+def classification(features: Tensor, labels: Tensor, classes: int, seed: int = 0) -> Table:
+    """A bandit whose actions name the class of an example: reward 1 if right, 0 if not.
 
+    Args:
+        features: The examples, ``[N, features]``.
+        labels: Their classes, ints in [0, classes), ``[N]``.
+        classes: How many there are.
+        seed: Of the order of the examples.
 
-def classification(examples: data.Classification, seed: int = 0) -> Table:
-    """Naming the class of an example: 1 if right, 0 if not."""
-    rewards = torch.nn.functional.one_hot(examples.labels, examples.classes)
-    return Table(examples.features, rewards, seed)
-
-
-def adult(seed: int = 0) -> Table:
-    """Adult: which of 14 occupations a person has."""
-    return classification(data.adult(label="occupation"), seed)
-
-
-def covertype(seed: int = 0) -> Table:
-    """Covertype: which of 7 kinds of forest grows somewhere."""
-    return classification(data.covertype(), seed)
+    Examples:
+        >>> environment = classification(torch.eye(3), torch.tensor([0, 1, 1]), classes=2)
+        >>> environment.features, environment.actions
+        (3, 2)
+    """
+    check_count("classification", classes=classes)
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
+        raise invalid("labels", "classification", "a tensor [N] of ints", _shown(labels))
+    if bool(((labels < 0) | (labels >= classes)).any()):
+        got = Described(f"{int(labels.min())} to {int(labels.max())}")
+        raise invalid("labels", "classification", f"ints in [0, {classes})", got)
+    return Table(features, torch.nn.functional.one_hot(labels.long(), classes), seed)
 
 
 def check_action(owner: str, action: object, actions: int) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesbackprop._timing import CPU, Quartiles, Track, interleaved
 from bayesbackprop_paper.bench.contenders import DROPOUT, OURS, SGD, Contender, Task, bayesian
-from bayesbackprop_paper.bench.measure import CPU, Quartiles, Track, interleaved, peak_memory
+from bayesbackprop_paper.bench.memory import peak_memory
 from bayesbackprop_paper.bench.report import Row, Run
 
 # Ours, with the ensemble drawn once and used again.

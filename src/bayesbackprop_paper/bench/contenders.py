@@ -7,11 +7,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from bayesbackprop._networks import mlp
+from bayesbackprop._timing import CPU
 from bayesbackprop.likelihoods import Categorical, Gaussian
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import ScaleMixture
-from bayesbackprop_paper.bench.measure import CPU
 
 # The size of the training set, which scales the complexity cost and has no influence on time.
 N = 50_000
@@ -52,11 +53,8 @@ class Task(NamedTuple):
 
     def layers(self, linear: Callable[[int, int], nn.Module] = nn.Linear, dropout: bool = False) -> nn.Sequential:
         """The network, of any library's linear layers; dropout is .2 on the inputs and .5 on hidden units."""
-        layers: list[nn.Module] = []
-        for number, (inputs, outputs) in enumerate(pairwise(self.sizes)):
-            layers += [nn.Dropout(0.5 if number else 0.2)] if dropout else []
-            layers += [linear(inputs, outputs), nn.ReLU()]
-        return nn.Sequential(*layers[:-1]).to(self.device)
+        rates = [0.2] + [0.5] * (len(self.sizes) - 2) if dropout else None
+        return mlp(self.sizes, linear=linear, dropout=rates).to(self.device)
 
 
 class Differentiable(Protocol):

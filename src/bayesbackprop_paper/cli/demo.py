@@ -8,11 +8,11 @@ import rich.console
 import rich.filesize
 import typer
 
-from bayesbackprop._progress import Progress
 from bayesbackprop_paper import data
 from bayesbackprop_paper.cli.bandit import live
 from bayesbackprop_paper.cli.reproduce import Threads, Written, set_threads, tracked
 from bayesbackprop_paper.experiments import bandit
+from bayesbackprop_paper.experiments.recipe import progress
 
 _DEMO, _RESULTS, _REPORT = Path("demo"), Path("results"), Path("report.html")
 
@@ -43,7 +43,7 @@ def demo(
         "[bold]2/6  A network that is unsure[/]  Two layers of 400 units; each weight learns a mean and a spread, on "
         "the paper's cost: fit the data, and say no more about the weights than they do."
     )
-    result = parts.network(folder, images, seed, Progress("digits"))
+    result = parts.network(folder, images, seed, progress("digits"))
     says.print(f"     Test error {result.test_error:.2f} % after {result.epochs} epochs.")
     says.print("[bold]3/6  Without most of its weights[/]  Those whose mean is small beside their spread say little.")
     left = parts.pruned(folder, images)

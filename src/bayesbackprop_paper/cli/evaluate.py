@@ -14,6 +14,7 @@ import typer
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._files import write_atomically
+from bayesbackprop._networks import from_file
 from bayesbackprop.evaluation import Calibration, calibration, score
 from bayesbackprop.export import SparseNetwork
 from bayesbackprop.likelihoods import Categorical
@@ -22,7 +23,6 @@ from bayesbackprop.prediction import Predictive, predictive
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Split
 from bayesbackprop_paper.experiments import diagrams
-from bayesbackprop_paper.experiments.networks import from_file
 
 _LOADERS = {"mnist": data.mnist, "fashion-mnist": data.fashion_mnist}
 

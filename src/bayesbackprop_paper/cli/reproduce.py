@@ -15,12 +15,13 @@ import torch
 import typer
 
 from bayesbackprop._files import locked
-from bayesbackprop._progress import Progress
-from bayesbackprop.training import CHECKPOINT, Examples, distributed
+from bayesbackprop.callbacks import Callback, TensorBoard
+from bayesbackprop.training import distributed
 from bayesbackprop_paper import data
 from bayesbackprop_paper.cli.bandit import live
 from bayesbackprop_paper.experiments import bandit, figures, mnist, page, regression, table1, table2
 from bayesbackprop_paper.experiments import search as experiments_search
+from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Examples, progress
 from bayesbackprop_paper.experiments.records import remember, write_line
 
 app = typer.Typer(help="The tables and figures of the paper, one command each.", no_args_is_help=True)
@@ -69,7 +70,7 @@ class _Extent:
         return table1.cells(methods, self.units, range(self.seeds), temperatures, self.epochs)
 
     def run(self, configs: Sequence[mnist.Config], images: data.Images) -> list[mnist.Result]:
-        rows = table1.reproduce(configs, images, self.runs, self.results, _command(), Progress)
+        rows = table1.reproduce(configs, images, self.runs, self.results, _command(), progress)
         table1.draw(rows, self.results / "table1")
         return rows
 
@@ -84,7 +85,7 @@ class _Extent:
         runs = self.runs / "table2"
         configs = [table1.sized(table2.RECIPE, self.units[0], seed, self.epochs) for seed in range(self.seeds)]
         for config in configs:
-            table1.finished(config, images, runs, _command(), Progress, curve=False)
+            table1.finished(config, images, runs, _command(), progress, curve=False)
         return {config: runs / table1.name_of(config) for config in configs}
 
 
@@ -340,11 +341,10 @@ def train(
     config = replace(config, schedule=schedule, **{name: tuned[name] for name in tuned.keys() - rates})
     with distributed():
         leads = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        board = folder / "tensorboard" if leads else None
-        progress = Progress(table1.name_of(config), quiet=not leads, tensorboard=board)
+        shown = [progress(table1.name_of(config)), *_tensorboard(folder / "tensorboard")]
         says = rich.console.Console(stderr=True, quiet=not leads, soft_wrap=True)
         try:
-            result = mnist.run(config, data.mnist(), folder, progress)
+            result = mnist.run(config, data.mnist(), folder, *shown)
         except KeyboardInterrupt:
             says.print(f"To go on: bbb train --folder {shlex.quote(str(folder))} --resume", highlight=False)
             raise
@@ -355,6 +355,14 @@ def train(
         rich.console.Console().print_json(data=asdict(result))
     else:
         _show([result])
+
+
+def _tensorboard(folder: Path) -> list[Callback]:
+    """What writes for TensorBoard, if it is installed."""
+    try:
+        return [TensorBoard(folder)]
+    except ModuleNotFoundError:
+        return []
 
 
 def _recipe(method: str | None, temperature: float | None) -> mnist.Config:
@@ -402,7 +410,7 @@ def search(
             storage=storage or f"sqlite:///{runs / 'search.db'}",
             name=f"{space}-{method}-{units}-{config.schedule.epochs}epochs",
             folder=runs / "search",
-            progress=Progress,
+            progress=progress,
         )
     except KeyboardInterrupt:
         rich.console.Console(stderr=True).print("The same command goes on with this trial.")

@@ -148,7 +148,7 @@ def _pooch() -> Any:
     try:
         import pooch
     except ImportError as error:
-        advice = f'pip install "bayesbackprop[experiments]", or name a folder that holds the data in {ENVIRONMENT}'
+        advice = f'pip install "bayesbackprop[paper]", or name a folder that holds the data in {ENVIRONMENT}'
         raise FetchError(f"Fetching data needs pooch. What to do: {advice}.", unreachable=True) from error
     pooch.get_logger().addFilter(_not_ours)
     return pooch

@@ -17,13 +17,14 @@ from bayesbackprop import bandits
 from bayesbackprop._errors import check_count, invalid
 from bayesbackprop.bandits import Agent, Environment
 from bayesbackprop.priors import Normal
+from bayesbackprop_paper.environments import adult, covertype, mushroom
 from bayesbackprop_paper.experiments.figures import finish, published, start
 from bayesbackprop_paper.experiments.records import read_rows, write_line, write_rows
 
 ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
-    "mushroom": bandits.mushroom,
-    "adult": bandits.adult,
-    "covertype": bandits.covertype,
+    "mushroom": mushroom,
+    "adult": adult,
+    "covertype": covertype,
     **{f"wheel-{delta}": functools.partial(bandits.Wheel, delta) for delta in (0.5, 0.7, 0.9, 0.95, 0.99)},
 }
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bayesbackprop._progress import Progress
+from bayesbackprop.callbacks import Callback
 from bayesbackprop.export import save_sparse, sparse
 from bayesbackprop.pruning import prune
-from bayesbackprop.training import Examples, error_of
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import bandit, figures, mnist, regression, report, table1
 from bayesbackprop_paper.experiments.mnist import Result
+from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 
 PAGE = "index.html"
 
@@ -21,7 +21,7 @@ _CURVE_STEPS = 3000
 _BANDIT_STEPS, _UPDATES, _RUNS = 2000, 4, 2
 
 
-def network(folder: Path, images: data.Images, seed: int, progress: Progress) -> Result:
+def network(folder: Path, images: data.Images, seed: int, progress: Callback) -> Result:
     """Train a network on MNIST with the paper's cost, as ``bbb train`` does."""
     (config,) = table1.cells(["bbb-mixture"], [_UNITS], [seed], epochs=_EPOCHS)
     return mnist.run(config, images, folder / "network", progress)
@@ -40,7 +40,7 @@ def pruned(folder: Path, images: data.Images) -> Pruned:
     net = sparse(prune(figures.bayesian_in(folder / "network"), _FRACTION))
     path = folder / "network" / "sparse.safetensors"
     save_sparse(net, path)
-    return Pruned(_FRACTION, error_of(net, Examples(*images.test)), path.stat().st_size)
+    return Pruned(_FRACTION, error_percent(net, Examples(*images.test)), path.stat().st_size)
 
 
 Tracked = Callable[[Sequence[regression.Config]], Iterable[regression.Config]]

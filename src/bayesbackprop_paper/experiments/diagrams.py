@@ -25,7 +25,7 @@ def reliability(calibrations: Mapping[str, Calibration], path: Path) -> None:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RuntimeError('Diagrams need matplotlib: pip install "bayesbackprop[experiments]"') from error
+        raise RuntimeError('Diagrams need matplotlib: pip install "bayesbackprop[paper]"') from error
     figure = Figure(figsize=(6, 6.5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot((0, 1), (0, 1), color="grey", linewidth=1, linestyle=":")

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._files import kind_of, read_checkpoint, write_atomically
+from bayesbackprop._networks import from_file
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import snr
-from bayesbackprop.training import BEST, read_metrics
 from bayesbackprop_paper.experiments.mnist import MODEL, Config
-from bayesbackprop_paper.experiments.networks import from_file
+from bayesbackprop_paper.experiments.recipe import BEST, read_metrics
 
 Table = Mapping[str, Sequence[float] | NDArray[np.floating[Any]]]
 

@@ -8,22 +8,33 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
 from bayesbackprop._files import read_checkpoint
-from bayesbackprop._progress import Progress
+from bayesbackprop._networks import mlp, seeded
 from bayesbackprop._version import __version__
+from bayesbackprop.callbacks import Callback
 from bayesbackprop.export import SparseNetwork, save_sparse
-from bayesbackprop.likelihoods import Categorical, Likelihood
+from bayesbackprop.likelihoods import Categorical
 from bayesbackprop.model import Bayesian
-from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
 from bayesbackprop.saving import save
-from bayesbackprop.training import BEST, CHECKPOINT, Examples, Run, Schedule, error_of
 from bayesbackprop_paper.data import Images
+from bayesbackprop_paper.experiments.recipe import (
+    BEST,
+    CHECKPOINT,
+    Examples,
+    Experiment,
+    PointEstimate,
+    Schedule,
+    error_percent,
+    selected,
+)
 
 Method = Literal["bbb-mixture", "bbb-gaussian", "sgd", "dropout", "dropconnect", "map-gaussian", "map-laplace"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -145,42 +156,24 @@ class DropConnect(nn.Linear):
         return F.linear(x, F.dropout(self.weight, self.p, self.training), self.bias)
 
 
-class PointEstimate(nn.Module):
-    """The cost of a single network: maximum likelihood, or with a prior the maximum of the posterior.
-
-    As a :class:`FreeEnergy` of ``n`` examples it is per example: -mean log P(y|x,w) - log P(w) / n.
-    """
-
-    def __init__(self, net: nn.Module, likelihood: Likelihood, n: int, prior: Prior | None = None) -> None:
-        super().__init__()
-        self.net, self.likelihood, self.n, self.prior = net, likelihood, n, prior
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Cost:
-        """The cost of a minibatch."""
-        likelihood = self.likelihood.cost(self.net(inputs), targets)
-        if self.prior is None:
-            return Cost((likelihood, torch.zeros(())), 0.0)
-        complexity = -sum((self.prior.log_density(p).sum() for p in self.net.parameters()), torch.zeros(()))
-        return Cost((likelihood, complexity), 1 / self.n)
-
-
 def network(config: Config) -> nn.Sequential:
     """784-units-units-10 with rectified linear units, weights as He et al. start them."""
-    torch.default_generator.manual_seed(config.seed)
-    u = config.units
-    layers: list[nn.Module] = []
-    for number, (inputs, outputs) in enumerate([(784, u), (u, u), (u, 10)]):
-        if config.method == "dropout":
-            layers.append(nn.Dropout(config.dropout))
-        kind = DropConnect if config.method == "dropconnect" and number else nn.Linear
-        layer = kind(inputs, outputs)
+    sizes = [784, config.units, config.units, 10]
+    behind = DropConnect if config.method == "dropconnect" else nn.Linear
+    kinds = iter([nn.Linear, behind, behind])  # DropConnect forgets no weight of an input
+
+    def linear(inputs: int, outputs: int) -> nn.Linear:
+        layer = next(kinds)(inputs, outputs)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         nn.init.zeros_(layer.bias)
-        layers += [layer] if number == 2 else [layer, nn.ReLU()]
-    return nn.Sequential(*layers)
+        return layer
+
+    dropout = 3 * [config.dropout] if config.method == "dropout" else None
+    with seeded(config.seed):
+        return mlp(sizes, linear=linear, dropout=dropout)
 
 
-def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> Run:
+def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> Experiment:
     """The run that ``config`` describes, wherever it is; ``start`` is the folder of that which it starts from."""
     about = {"n": n, **{name: value for name, value in asdict(config).items() if name != "schedule"}}
     net = network(config)
@@ -190,19 +183,18 @@ def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> 
         _copy_means(config.start, start, net)
     if config.is_bayesian:
         model = Bayesian(net, Categorical(), config.prior, sigma=config.sigma, seed=config.seed)
-        objective: nn.Module = FreeEnergy(model, n, draws=config.draws, temperature=config.temperature)
+        objective = FreeEnergy(model, n, draws=config.draws, temperature=config.temperature)
         error = functools.partial(_error_without, model, config.pruned) if config.pruned else None
-        return Run(objective, net, config.schedule, folder, model.rho, about, error)
+        return Experiment(objective, net, config.schedule, folder, about, error)
     prior = config.prior if config.method.startswith("map") else None
-    return Run(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
+    return Experiment(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
 
 
 def run(
     config: Config,
     images: Images,
     folder: Path,
-    progress: Progress | None = None,
-    *,
+    *callbacks: Callback,
     curve: bool = False,
     start: Path | None = None,
 ) -> Result:
@@ -214,12 +206,12 @@ def run(
     training, validation, test = (Examples(*split) for split in images)
     job = prepare(config, len(training.inputs), folder, start)
     watched = {"validation": validation, "test": test} if curve else {"validation": validation}
-    state = job.train(training, watched, progress or Progress(quiet=True))
+    history = job.train(training, watched, *callbacks)
     job.load_best()
-    errors: dict[str, Callable[[Examples], float]] = {"mean": functools.partial(error_of, job.net)}
+    errors: dict[str, Callable[[Examples], float]] = {"mean": functools.partial(error_percent, job.net)}
     if isinstance(job.objective, FreeEnergy):
         errors["draws"] = functools.partial(_error_of_draws, job.objective.model, config.prediction_draws)
-    if job.rank == 0:
+    if not dist.is_initialized() or dist.get_rank() == 0:
         _ship(job, folder / MODEL)
     on_validation = {name: error(validation) for name, error in errors.items()}
     prediction = min(on_validation, key=on_validation.__getitem__)
@@ -229,10 +221,10 @@ def run(
         temperature=config.temperature,
         seed=config.seed,
         epochs=config.epochs,
-        selected_epoch=config.epochs - config.schedule.epochs + int(state.selected["epoch"]),
+        selected_epoch=config.epochs - config.schedule.epochs + int(selected(history)["epoch"]),
         validation_error=on_validation[prediction],
         test_error=errors[prediction](test),
-        seconds=sum(record["seconds"] for record in state.records),
+        seconds=sum(record["seconds"] for record in history),
         prediction=prediction,
     )
 
@@ -260,7 +252,7 @@ def _config(fields: dict[str, Any]) -> Config:
     return Config(**{**fields, "schedule": schedule, "start": None if start is None else _config(start)})
 
 
-def _ship(job: Run, path: Path) -> None:
+def _ship(job: Experiment, path: Path) -> None:
     """Write what was trained, for others to use: a Bayesian network, or a plain one."""
     if isinstance(job.objective, FreeEnergy):
         save(job.objective.model, path)
@@ -280,7 +272,7 @@ def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
 
 
 def _error_without(model: Bayesian, fraction: float, _: nn.Module, examples: Examples) -> float:
-    return error_of(prune(model, fraction).net, examples)
+    return error_percent(prune(model, fraction).net, examples)
 
 
 def _error_of_draws(model: Bayesian, draws: int, examples: Examples) -> float:

@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -12,17 +12,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesbackprop._errors import check_count, check_positive, invalid
 from bayesbackprop._files import write_atomically
+from bayesbackprop._networks import mlp, seeded
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Normal
-from bayesbackprop.training import Examples
+from bayesbackprop.training import fit as train
 from bayesbackprop_paper.experiments.figures import finish, panels, published
-from bayesbackprop_paper.experiments.networks import mlp
+from bayesbackprop_paper.experiments.recipe import Examples, PointEstimate
 from bayesbackprop_paper.experiments.records import write_line, write_rows
 
 Method = Literal["bbb", "standard"]
@@ -143,33 +144,36 @@ def fit(config: Config) -> Curve:
 def _fit(config: Config) -> Curve:
     random = torch.Generator().manual_seed(config.seed)
     training, held_out = (points(config.variant, config.points, random) for _ in range(2))
-    torch.default_generator.manual_seed(config.seed)
     # Both learn mean and noise of y at each x: the paper's conditional Gaussian loss.
-    net, likelihood = mlp([1, config.hidden, config.hidden, 2]), Gaussian("per-input")
+    with seeded(config.seed):
+        net, likelihood = mlp([1, config.hidden, config.hidden, 2]), Gaussian("per-input")
     # Local: with weights shared by the minibatch the noise of the gradient keeps the band four times too wide.
     model = Bayesian(
         net, likelihood, Normal(config.prior_sigma), sigma=config.sigma, estimator="local", seed=config.seed
     )
-    objective: nn.Module = FreeEnergy(model, config.points, complexity="closed")
-    parameters = list(model.parameters()) if config.method == "bbb" else list(net.parameters())
-    optimiser = torch.optim.Adam(parameters, lr=config.learning_rate, fused=True)
+    bayesian = config.method == "bbb"
+    objective = (
+        FreeEnergy(model, config.points, complexity="closed")
+        if bayesian
+        else PointEstimate(net, likelihood, config.points)
+    )
+
+    def minibatches() -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(config.steps):
+            chosen = torch.randint(config.points, (min(config.batch_size, config.points),), generator=random)
+            yield training.inputs[chosen], training.targets[chosen]
+
+    optimiser = torch.optim.Adam(objective.parameters(), lr=config.learning_rate, fused=True)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, config.steps)
-    for _ in range(config.steps):
-        chosen = torch.randint(config.points, (min(config.batch_size, config.points),), generator=random)
-        x, y = training.inputs[chosen], training.targets[chosen]
-        optimiser.zero_grad()
-        cost = objective(x, y) if config.method == "bbb" else likelihood.cost(net(x), y)
-        cost.backward()
-        optimiser.step()
-        rate.step()
+    train(objective, minibatches(), epochs=1, optimiser=optimiser, scheduler=rate)
 
     def quantiles(x: Tensor) -> Tensor:
-        predicted = model.predict(x, draws=config.draws) if config.method == "bbb" else model.predict_mean(x)
+        predicted = model.predict(x, draws=config.draws) if bayesian else model.predict_mean(x)
         return predicted.quantiles(LEVELS)[..., 0]
 
     low, quarter, _, three_quarters, high = quantiles(held_out.inputs)
     y, grid = held_out.targets[:, 0], torch.tensor(GRID, dtype=torch.float32)[:, None]
-    some = model.ensemble(_DRAWN).predict(grid) if config.method == "bbb" else model.predict_mean(grid)
+    some = model.ensemble(_DRAWN).predict(grid) if bayesian else model.predict_mean(grid)
     return Curve(
         quantiles(grid).double().numpy(),
         some.components.mean.reshape(-1, len(GRID)).double().numpy(),

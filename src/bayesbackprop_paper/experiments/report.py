@@ -26,10 +26,10 @@ from bayesbackprop.export import sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.prediction import ClassPredictive
 from bayesbackprop.pruning import prune, snr, threshold, weights_left
-from bayesbackprop.training import Examples, error_of
 from bayesbackprop_paper.data import Split
 from bayesbackprop_paper.experiments import bandit, figures, page, regression, table2
 from bayesbackprop_paper.experiments.mnist import MODEL
+from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 
 # What a folder of a run may hold.
 CURVES = "curves.json"
@@ -165,7 +165,7 @@ def pruning(model: Bayesian, test: Split, name: str) -> Section:
         steps.append(
             {
                 "fraction": fraction,
-                "error": error_of(plain, Examples(*test)),
+                "error": error_percent(plain, Examples(*test)),
                 "bytes": table2.file_bytes(plain),
                 "left": weights_left(pruned),
                 "threshold": float(np.log10(max(threshold(model, fraction), 1e-12))),

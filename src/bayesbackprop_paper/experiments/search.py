@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bayesbackprop._errors import Described, invalid
-from bayesbackprop._progress import Progress
-from bayesbackprop.training import DivergenceError, Examples
+from bayesbackprop.callbacks import Callback
+from bayesbackprop.training import DivergenceError, Run
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.mnist import Config, prepare
+from bayesbackprop_paper.experiments.recipe import Examples, selected
 
 Space = Literal["paper", "ours"]
 _Value = TypeVar("_Value")
@@ -42,7 +43,7 @@ def search(
     storage: str,
     name: str,
     folder: Path,
-    progress: Callable[[str], Progress],
+    progress: Callable[[str], Callback],
 ) -> dict[str, Any]:
     """Try ``trials`` more configurations; the best so far, with its validation error."""
     import optuna
@@ -69,8 +70,9 @@ def search(
         goes_on = False
         try:
             run = prepare(chosen, len(training.inputs), own)
-            watch = _Watch(trial, progress(f"trial {trial.number}"))
-            return run.train(training, {"validation": validation}, watch).selected["validation_error"]
+            shown = progress(f"trial {trial.number}")
+            history = run.train(training, {"validation": validation}, shown, _Watch(trial))
+            return selected(history)["validation_error"]
         except DivergenceError:
             print(f"trial {trial.number}: given up, its cost is no number", file=sys.stderr, flush=True)
             raise optuna.TrialPruned from None
@@ -107,18 +109,16 @@ def _retry(max_retry: int | None = None) -> Any:
     return optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry, inherit_intermediate_values=True)
 
 
-class _Watch(Progress):
-    """Shows a trial, tells Optuna how it goes, and gives it up if Optuna says so."""
+class _Watch(Callback):
+    """Tells Optuna how a trial goes, and gives it up if Optuna says so."""
 
-    def __init__(self, trial: Any, shown: Progress) -> None:
-        self.__dict__.update(shown.__dict__)
+    def __init__(self, trial: Any) -> None:
         self._trial = trial
 
-    def epoch(self, record: Mapping[str, float]) -> None:
+    def on_epoch(self, run: Run) -> None:
         import optuna
 
-        super().epoch(record)
-        self._trial.report(record["validation_error"], int(record["epoch"]))
+        self._trial.report(run.history[-1]["validation_error"], run.epoch)
         if self._trial.should_prune():
             raise optuna.TrialPruned
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from bayesbackprop._errors import invalid
 from bayesbackprop._files import locked, write_atomically
-from bayesbackprop._progress import Progress
-from bayesbackprop.training import CHECKPOINT, Schedule, read_metrics
+from bayesbackprop.callbacks import Callback
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.figures import OURS, finish, panels
 from bayesbackprop_paper.experiments.mnist import Config, Result, describe, run
+from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Schedule, read_metrics
 from bayesbackprop_paper.experiments.records import read_rows, remember, write_rows
 
 # What the paper printed, by method and units.
@@ -108,7 +108,7 @@ def reproduce(
     runs: Path,
     results: Path,
     command: str,
-    progress: Callable[[str], Progress],
+    progress: Callable[[str], Callback],
 ) -> list[Result]:
     """Run what has not been run, and write ``table1.csv`` anew after each cell; ``table1.json`` says how each was.
 
@@ -126,7 +126,7 @@ def reproduce(
 
 
 def finished(
-    config: Config, images: Images, runs: Path, command: str, progress: Callable[[str], Progress], *, curve: bool
+    config: Config, images: Images, runs: Path, command: str, progress: Callable[[str], Callback], *, curve: bool
 ) -> dict[str, Any]:
     """What a run gave and how it was made, after running it, and what it starts from, if that has not been done."""
     folder = runs / name_of(config)

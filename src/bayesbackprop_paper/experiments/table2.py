@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from bayesbackprop._timing import single_input
 from bayesbackprop.export import SparseNetwork, save_sparse, sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import prune, weights_left
-from bayesbackprop.training import Examples, Schedule, error_of
-from bayesbackprop_paper.bench.latency import single_input
 from bayesbackprop_paper.experiments.figures import OURS, finish, panels
 from bayesbackprop_paper.experiments.mnist import Config
+from bayesbackprop_paper.experiments.recipe import Examples, Schedule, error_percent
 from bayesbackprop_paper.experiments.records import read_rows, write_rows
 
 # What the paper printed, by the fraction that was removed.
@@ -57,7 +57,7 @@ def rows(model: Bayesian, units: int, seed: int, test: Examples, fractions: Sequ
     found: list[Row] = []
     for fraction, net in plain.items():
         left, microseconds = weights_left(pruned[fraction]), 1e3 * times[str(fraction)].median
-        found.append(Row(units, seed, fraction, left, error_of(net, test), file_bytes(net), microseconds))
+        found.append(Row(units, seed, fraction, left, error_percent(net, test), file_bytes(net), microseconds))
     return found
 
 

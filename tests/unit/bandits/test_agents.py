@@ -362,7 +362,11 @@ def test_no_two_decisions_nor_an_update_draw_the_same_network(monkeypatch: pytes
     draw, drawn = agent.model.draw, []
     monkeypatch.setattr(agent.model, "draw", lambda step, number: drawn.append((step, number)) or draw(step, number))
     live(agent, range(4))
-    assert drawn == [(0, number) for number in range(12)]  # updates count their steps from 1
+    decisions = [key for key in drawn if key[0] == 0]
+    assert decisions == [(0, number) for number in range(12)]
+    updates = [key for key in drawn if key[0] > 0]  # which count their steps from 1
+    assert updates == [(step, 0) for step in range(1, 1 + len(updates))]
+    assert len(updates) == 4 * agent.updates
 
 
 # --- the linear agent ------------------------------------------------------------------------------------------------

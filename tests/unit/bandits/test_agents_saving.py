@@ -12,8 +12,8 @@ import torch
 from bandit_worlds import KINDS, LEARNING, assert_same, live, neighbours, snapshot
 from bayesbackprop import Bayesian, Gaussian, Normal, save
 from bayesbackprop._files import write_checkpoint
+from bayesbackprop._networks import mlp
 from bayesbackprop.bandits import load
-from bayesbackprop_paper.experiments.networks import mlp
 
 pytestmark = pytest.mark.identities
 

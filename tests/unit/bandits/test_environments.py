@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from bandit_worlds import BAD_ACTIONS, GAINS, PLACES, ROWS, walk
-from bayesbackprop.bandits import Environment, Table, Uniform, Wheel, adult, classification, covertype
+from bayesbackprop.bandits import Environment, Table, Uniform, Wheel, classification
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Classification
+from bayesbackprop_paper.environments import adult, covertype
 
 pytestmark = pytest.mark.identities
 
@@ -76,7 +77,7 @@ def test_naming_a_class_pays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(data, "adult", lambda **options: asked.append(options) or examples)
     monkeypatch.setattr(data, "covertype", lambda: examples)
-    for make in (adult, covertype, lambda seed: classification(examples, seed)):
+    for make in (adult, covertype, lambda seed: classification(*examples, seed=seed)):
         environment = make(1)
         assert (environment.features, environment.actions) == (3, 4)
         for context, expected, rewards in walk(environment, 20):

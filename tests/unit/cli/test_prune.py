@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from bayesbackprop import Bayesian, Categorical, Gaussian, load, load_sparse, prune, save
 from bayesbackprop._cli import app
+from bayesbackprop._networks import mlp
 from bayesbackprop.pruning import weights_left
-from bayesbackprop_paper.experiments.networks import mlp
 
 pytestmark = pytest.mark.identities
 

@@ -13,8 +13,15 @@ from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal, plain_kerne
 from bayesbackprop._engine import cpu
 from bayesbackprop._engine.parameters import Parameters
 from costs import data, gradients, model_of, wraps
+from engine_parameters import parameters_of
 
 pytestmark = pytest.mark.equivalence
+
+
+@pytest.fixture(autouse=True)
+def _networks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks too use memory again."""
+    monkeypatch.setattr(cpu, "_LARGE", 0)
 
 
 def plain_gradients(model: Bayesian, step: int, batch: int = 6) -> list[Tensor]:
@@ -330,3 +337,12 @@ def test_threads_never_get_the_same_memory() -> None:
 
     in_threads([lambda number=number: use(number) for number in (1.0, 2.0, 3.0)])
     assert not clashes
+
+
+def test_small_networks_take_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_LARGE", 10)
+    like = [torch.ones(3, 3)]
+    for n, used_again in ((9, False), (10, True)):
+        owner = parameters_of(n, Normal(1.0), torch.float32)
+        take(owner, like)
+        assert bool(owner.cache) == used_again

@@ -181,14 +181,27 @@ def test_a_parameter_of_two_types_is_left_to_the_equations(part: str, dtypes: li
 
 
 @pytest.mark.parametrize("dtypes", [DTYPES, DTYPES[::-1]], ids=str)
+@pytest.mark.parametrize("parts", [["net"], ["rho"], ["net", "rho"]], ids=str)
 @pytest.mark.parametrize("layers", [[nn.Linear(300, 40)], [nn.Linear(300, 40), nn.Softmax(1)]], ids=["mlp", "any"])
-def test_a_type_changed_before_backward_is_refused(layers: list[nn.Module], dtypes: list[torch.dtype]) -> None:
+def test_a_type_changed_before_backward_is_refused(
+    layers: list[nn.Module], parts: list[str], dtypes: list[torch.dtype]
+) -> None:
     """The weights were drawn in the old type: the kernel would read and write beyond the end of them."""
     net = copy.deepcopy(nn.Sequential(*layers)).to(dtypes[0])
     model = Bayesian(net, Gaussian(1.0), Normal(0.5), seed=3)
     cost = FreeEnergy(model, n=40)(torch.ones(5, 300, dtype=dtypes[0]), torch.ones(5, 40, dtype=dtypes[0]))
-    model.to(dtypes[1])
+    for part in parts:
+        getattr(model, part).to(dtypes[1])
     with pytest.raises(RuntimeError, match="was changed after"):
+        cost.backward()
+
+
+@pytest.mark.parametrize("dtypes", [DTYPES, DTYPES[::-1]], ids=str)
+def test_a_model_converted_before_backward_is_refused(dtypes: list[torch.dtype]) -> None:
+    model = Bayesian(nn.Sequential(nn.Linear(300, 40)).to(dtypes[0]), Gaussian(1.0), Normal(0.5), seed=3)
+    cost = FreeEnergy(model, n=40)(torch.ones(5, 300, dtype=dtypes[0]), torch.ones(5, 40, dtype=dtypes[0]))
+    model.to(dtypes[1])
+    with pytest.raises(RuntimeError, match="was changed after|modified by an inplace operation"):
         cost.backward()
 
 

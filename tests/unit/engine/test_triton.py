@@ -128,7 +128,7 @@ def parameter(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Te
     generator = torch.Generator().manual_seed(size)
     mu, centre, gradient = torch.randn(3, size, generator=generator, dtype=torch.float64)
     rho = torch.linspace(-11.5, 5, size, dtype=torch.float64)
-    rho[1::5] = constant_rho(dtype)
+    rho[1::5] = constant_rho(torch.float32)
     return tuple(tensor.to(dtype).to(DEVICE) for tensor in (mu, rho, centre, gradient))
 
 

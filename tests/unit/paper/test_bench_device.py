@@ -11,8 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from bayesbackprop import _timing
 from bayesbackprop._cli import app
-from bayesbackprop_paper.bench import measure
+from bayesbackprop_paper.bench import memory
 from bayesbackprop_paper.bench.contenders import Task
 
 pytestmark = pytest.mark.identities
@@ -88,7 +89,7 @@ def test_the_clock_runs_from_idle_to_idle(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"wait for {device}"))
     monkeypatch.setattr(time, "perf_counter_ns", clock)
-    measure.interleaved({"a": lambda: events.append("run")}, 2, 0, 0, lambda rounds, _: rounds, "", CUDA)
+    _timing.interleaved({"a": lambda: events.append("run")}, 2, 0, 0, lambda rounds, _: rounds, "", CUDA)
     assert events == ["wait for cuda", "clock", "run", "wait for cuda", "clock"] * 2
 
 
@@ -129,7 +130,7 @@ def test_memory_of_a_gpu_is_the_peak_of_the_steps_above_what_was_there(monkeypat
 
         return step
 
-    assert measure.peak_memory(build, CUDA) == 350
+    assert memory.peak_memory(build, CUDA) == 350
 
 
 def test_data_and_network_of_a_task_are_on_its_device() -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bayesbackprop_paper.bench.latency import single_input
-from bayesbackprop_paper.experiments.networks import mlp
+from bayesbackprop._networks import mlp
+from bayesbackprop._timing import single_input
 
 pytestmark = pytest.mark.identities
 

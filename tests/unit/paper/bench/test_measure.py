@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from bayesbackprop_paper.bench import measure
+from bayesbackprop import _timing
+from bayesbackprop_paper.bench import memory
 
 pytestmark = pytest.mark.identities
 
@@ -23,13 +24,13 @@ def test_memory_counts_what_lives_at_the_same_time_and_what_was_built_before() -
 
         return step
 
-    assert measure.peak_memory(build) == 6000
+    assert memory.peak_memory(build) == 6000
 
 
 def test_each_is_timed_as_often_after_the_warm_up_and_the_order_changes() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) for name in "abc"}
-    times = measure.interleaved(runs, 20, 3, 0, lambda rounds, title: rounds, "")
+    times = _timing.interleaved(runs, 20, 3, 0, lambda rounds, title: rounds, "")
     rounds = [tuple(calls[start : start + 3]) for start in range(0, len(calls), 3)]
     assert len(rounds) == 23
     assert all(set(each) == set("abc") for each in rounds)

@@ -12,6 +12,7 @@ import torch
 from bandit_jobs import points, serial
 from bayesbackprop import _cli as cli
 from bayesbackprop_paper import data
+from bayesbackprop_paper.cli import bandit as bandit_commands
 from bayesbackprop_paper.data import Mushrooms
 from bayesbackprop_paper.experiments import bandit
 from bayesbackprop_paper.experiments.bandit import Job, Point
@@ -29,7 +30,7 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         ran.extend(jobs)
         return serial(jobs, *arguments)
 
-    monkeypatch.setattr(cli.bandit, "run_all", run_all)
+    monkeypatch.setattr(bandit_commands, "run_all", run_all)
     monkeypatch.setattr(bandit, "run_all", run_all)
     return ran
 

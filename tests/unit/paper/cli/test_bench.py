@@ -9,10 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from bayesbackprop._cli import app, bench
+from bayesbackprop._cli import app
 from bayesbackprop_paper.bench import bandits, report
 from bayesbackprop_paper.bench.contenders import SGD, Contender
 from bayesbackprop_paper.bench.peers import Peer
+from bayesbackprop_paper.cli import bench
 
 pytestmark = pytest.mark.identities
 

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 import digits
 from bayesbackprop import Bayesian, Categorical, Gaussian, save
-from bayesbackprop._cli import app, evaluate
+from bayesbackprop._cli import app
+from bayesbackprop._networks import mlp
 from bayesbackprop_paper import data
+from bayesbackprop_paper.cli import evaluate
 from bayesbackprop_paper.data import Images, Split
-from bayesbackprop_paper.experiments.networks import mlp
 from model_files import SIZES, model_files
 
 pytestmark = pytest.mark.identities

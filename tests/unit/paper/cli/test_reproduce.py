@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import digits
 from bayesbackprop._cli import app, main
 from bayesbackprop.pruning import snr
-from bayesbackprop.training import CHECKPOINT, METRICS
 from bayesbackprop_paper.experiments import figures, regression, table1, table2
+from bayesbackprop_paper.experiments.recipe import CHECKPOINT, METRICS
 from bayesbackprop_paper.experiments.regression import Config, Curve
 from commands import bbb
 from table1_rows import COLUMNS, row

@@ -158,7 +158,7 @@ def test_a_broken_gzip_file_in_the_folder_is_not_used(index: Index, tmp_path: Pa
 
 def test_without_pooch_the_error_says_how_to_install_it(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(FetchError, match=re.escape('pip install "bayesbackprop[experiments]"')):
+    with pytest.raises(FetchError, match=re.escape('pip install "bayesbackprop[paper]"')):
         data.fetch("tiny")
 
 

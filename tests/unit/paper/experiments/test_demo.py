@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import digits
 from bayesbackprop import load_sparse
 from bayesbackprop._cli import app
-from bayesbackprop.training import Examples, error_of
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import bandit, demo, regression, report, table1
+from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 from report_runs import points, text_of
 
 pytestmark = pytest.mark.identities
@@ -38,7 +38,7 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert f"{number}/6" in result.output
     small = load_sparse(tmp_path / "demo" / "network" / "sparse.safetensors")
     error, size = (
-        error_of(small, Examples(*digits.images().test)),
+        error_percent(small, Examples(*digits.images().test)),
         (tmp_path / "demo/network/sparse.safetensors").stat().st_size,
     )
     assert f"Without 95% of them: test error {error:.2f} %, {rich.filesize.decimal(size)} on disk." in result.output

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 import digits
 from bayesbackprop._cli import app
 from bayesbackprop.pruning import snr
-from bayesbackprop.training import Schedule
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import figures, page, table1, table2
 from bayesbackprop_paper.experiments.mnist import Config
+from bayesbackprop_paper.experiments.recipe import Schedule
 
 pytestmark = pytest.mark.identities
 

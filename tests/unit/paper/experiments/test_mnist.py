@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import digits
 from bayesbackprop import Laplace, Normal, load, load_sparse
 from bayesbackprop.pruning import prune
-from bayesbackprop.training import Examples, Schedule, error_of
 from bayesbackprop_paper.experiments import figures, mnist
 from bayesbackprop_paper.experiments.mnist import Config, DropConnect, network
+from bayesbackprop_paper.experiments.recipe import Examples, Schedule, error_percent
 from ztests import assert_mean, assert_z
 
 pytestmark = pytest.mark.identities
@@ -163,7 +163,7 @@ def test_the_validation_set_chooses_how_to_predict(
     def error(way: str, examples: Examples) -> float:
         return errors[way]["validation" if examples.inputs is images.validation.images else "test"]
 
-    monkeypatch.setattr(mnist, "error_of", lambda _, examples: error("mean", examples))
+    monkeypatch.setattr(mnist, "error_percent", lambda _, examples: error("mean", examples))
     monkeypatch.setattr(mnist, "_error_of_draws", lambda *arguments: error("draws", arguments[-1]))
     result = mnist.run(digits.RECIPES["bbb-mixture"], images, tmp_path)
     assert (result.prediction, result.validation_error, result.test_error) == (better, 2.5, 7.0)
@@ -176,10 +176,10 @@ def test_the_model_of_a_run_is_the_selected_one(tmp_path: Path) -> None:
     found = digits.metrics(tmp_path)[result.selected_epoch - 1]["validation_error"]
     assert found == min(record["validation_error"] for record in digits.metrics(tmp_path))
     model = load(tmp_path / mnist.MODEL, network(config))
-    assert error_of(model.net, Examples(*images.validation)) == found
+    assert error_percent(model.net, Examples(*images.validation)) == found
     wrong = (model.predict(images.test.images, draws=3).labels != images.test.labels).double()  # type: ignore[attr-defined]
     by_draws = 100 * float(wrong.mean())
-    by_mean = error_of(model.net, Examples(*images.test))
+    by_mean = error_percent(model.net, Examples(*images.test))
     assert result.test_error == pytest.approx({"mean": by_mean, "draws": by_draws}[result.prediction])
 
 
@@ -188,7 +188,7 @@ def test_the_model_of_a_baseline_is_a_plain_network(method: Any, tmp_path: Path)
     images = digits.images()
     result = mnist.run(digits.RECIPES[method], images, tmp_path)
     plain = load_sparse(tmp_path / mnist.MODEL)
-    assert error_of(plain, Examples(*images.test)) == result.test_error
+    assert error_percent(plain, Examples(*images.test)) == result.test_error
     with pytest.raises(ValueError, match="must be that of a Bayesian network"):
         figures.bayesian_in(tmp_path)
 
@@ -199,7 +199,7 @@ def test_the_epoch_can_be_selected_by_the_error_without_most_weights(tmp_path: P
     found = [record["validation_error"] for record in digits.metrics(tmp_path)]
     assert result.selected_epoch == found.index(min(found)) + 1
     model, validation = load(tmp_path / mnist.MODEL, network(config)), Examples(*images.validation)
-    assert error_of(prune(model, 0.9).net, validation) == min(found) != error_of(model.net, validation)
+    assert error_percent(prune(model, 0.9).net, validation) == min(found) != error_percent(model.net, validation)
 
 
 def test_a_run_can_start_from_the_weights_of_another(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from torch import nn
 
 import digits
 from bayesbackprop import Bayesian, Categorical, save
-from bayesbackprop._progress import Progress
-from bayesbackprop.training import BEST, CHECKPOINT, Examples
+from bayesbackprop._networks import from_file
 from bayesbackprop_paper.experiments import mnist
-from bayesbackprop_paper.experiments.networks import from_file
+from bayesbackprop_paper.experiments.recipe import BEST, CHECKPOINT, Examples
 from model_files import model_files
 
 pytestmark = pytest.mark.identities
@@ -51,6 +50,6 @@ def test_a_file_of_another_architecture_is_refused(net: nn.Module, tmp_path: Pat
 def test_the_state_of_a_run_is_not_its_model(name: str, tmp_path: Path) -> None:
     run = mnist.prepare(digits.RECIPES["bbb-mixture"], digits.N, tmp_path)
     training, validation, _ = (Examples(*split) for split in digits.images())
-    run.train(training, {"validation": validation}, Progress(quiet=True))
+    run.train(training, {"validation": validation})
     with pytest.raises(ValueError, match=r"must be the model that a run leaves at its end, model\.safetensors"):
         from_file(tmp_path / name)

@@ -12,9 +12,9 @@ import digits
 from bayesbackprop import sparse
 from bayesbackprop._cli import app, main
 from bayesbackprop.pruning import prune, snr, threshold, weights_left
-from bayesbackprop.training import Examples, error_of
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import figures, page, report
+from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 from report_runs import steps_of, text_of, write_page, write_results, write_runs
 
 pytestmark = pytest.mark.identities
@@ -59,7 +59,7 @@ def test_the_places_of_the_slider(runs: Path, html: Path) -> None:
     for step in steps:
         pruned = prune(model, step["fraction"])
         assert step["left"] == weights_left(pruned)
-        assert step["error"] == error_of(sparse(pruned), test)
+        assert step["error"] == error_percent(sparse(pruned), test)
         removed = (snr(model).log10() <= step["threshold"] + 1e-6).sum()
         assert removed == pytest.approx(snr(model).numel() - step["left"], abs=2)
         assert 10 ** step["threshold"] == pytest.approx(max(threshold(model, step["fraction"]), 1e-12))
@@ -127,4 +127,4 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(sys, "argv", ["bbb", "report", "somewhere"])
     with pytest.raises(SystemExit):
         main()
-    assert 'pip install "bayesbackprop[experiments]"' in capsys.readouterr().err
+    assert 'pip install "bayesbackprop[paper]"' in capsys.readouterr().err

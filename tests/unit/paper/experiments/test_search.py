@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import digits
-from bayesbackprop._progress import Progress
+from bayesbackprop.callbacks import Callback
 from bayesbackprop.training import DivergenceError, Run
 from bayesbackprop_paper.experiments import mnist, search, table1
 from bayesbackprop_paper.experiments.mnist import Config
+from bayesbackprop_paper.experiments.recipe import Experiment
 from searches import images, optuna, trials_in
 
 pytestmark = pytest.mark.identities
@@ -39,7 +40,7 @@ def look(folder: Path, config: Config, space: Any = "ours", trials: int = 1) -> 
         storage=f"sqlite:///{folder / 'search.db'}",
         name="study",
         folder=folder / "search",
-        progress=lambda name: Progress(name, quiet=True),
+        progress=lambda _: Callback(),
     )
 
 
@@ -50,7 +51,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
     def prepare(config: Config, *_: Any) -> Any:
         configs.append(config)
-        return SimpleNamespace(train=lambda *_: SimpleNamespace(selected={"validation_error": 1.0}))
+        return SimpleNamespace(train=lambda *_: [{"validation_error": 1.0}])
 
     monkeypatch.setattr(search, "prepare", prepare)
     return configs
@@ -134,15 +135,15 @@ def test_a_study_goes_on(tmp_path: Path) -> None:
 def test_a_trial_that_was_interrupted_goes_on(space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = digits.RECIPES["sgd"]
     seen: list[list[int]] = []
-    epoch = search._Watch.epoch
+    epoch = search._Watch.on_epoch
 
-    def watch(self: Any, record: Mapping[str, float]) -> None:
-        epoch(self, record)
-        seen[-1].append(int(record["epoch"]))
+    def watch(self: Any, run: Run) -> None:
+        epoch(self, run)
+        seen[-1].append(run.epoch)
         if len(seen) < 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(search._Watch, "epoch", watch)
+    monkeypatch.setattr(search._Watch, "on_epoch", watch)
     for _ in range(2):
         seen.append([])
         with pytest.raises(KeyboardInterrupt):
@@ -163,7 +164,7 @@ def test_a_trial_that_diverges_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     def diverge(*_: Any) -> None:
         raise DivergenceError("The cost is not a number.")
 
-    monkeypatch.setattr(Run, "train", diverge)
+    monkeypatch.setattr(Experiment, "train", diverge)
     assert look(tmp_path, digits.RECIPES["sgd"])["trials"] == 2
     assert [trial.state.name for trial in trials_in(tmp_path)] == ["COMPLETE", "PRUNED"]
     assert list(tmp_path.glob("search/*")) == []
@@ -180,7 +181,7 @@ def test_a_bad_storage_is_refused(storage: str, tmp_path: Path) -> None:
             storage=storage,
             name="study",
             folder=tmp_path / "search",
-            progress=lambda name: Progress(name, quiet=True),
+            progress=lambda _: Callback(),
         )
     assert not list(tmp_path.iterdir())
 

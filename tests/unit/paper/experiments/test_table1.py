@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import digits
-from bayesbackprop._progress import Progress
-from bayesbackprop.training import CHECKPOINT, METRICS
+from bayesbackprop.callbacks import Callback
 from bayesbackprop_paper.experiments import mnist, page, table1, table2
 from bayesbackprop_paper.experiments.mnist import Config, Result
+from bayesbackprop_paper.experiments.recipe import CHECKPOINT, METRICS
 from table1_rows import COLUMNS, row
 
 pytestmark = pytest.mark.identities
@@ -115,9 +115,9 @@ def reproduce(folder: Path, configs: list[Config], command: str = "bbb test") ->
     """The table, and the names of what was run for it."""
     ran: list[str] = []
 
-    def progress(name: str) -> Progress:
+    def progress(name: str) -> Callback:
         ran.append(name)
-        return Progress(quiet=True)
+        return Callback()
 
     where = folder / "runs", folder / "results"
     return table1.reproduce(configs, digits.images(), *where, command, progress), ran

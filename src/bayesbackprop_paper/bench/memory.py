@@ -1,64 +1,21 @@
-"""Time, interleaved, and peak memory."""
+"""The peak memory of training steps."""
 
 import gc
 import json
 import os
-import random
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-# Wraps the rounds of a measurement to show how far it is: (rounds, what is measured) -> the same rounds.
-Track = Callable[[Iterable[int], str], Iterable[int]]
-
-CPU = torch.device("cpu")
+from bayesbackprop._timing import CPU
 
 # Several, so that what a step keeps for the next one counts too.
 _STEPS = 3
 _MARK = "bayesbackprop steps"
-
-
-class Quartiles(NamedTuple):
-    """The times of one contender over all rounds, in milliseconds; half of them lie between ``lower`` and ``upper``."""
-
-    lower: float
-    median: float
-    upper: float
-
-
-def interleaved(
-    runs: Mapping[str, Callable[[], object]],
-    rounds: int,
-    warm_up: int,
-    seed: int,
-    track: Track,
-    title: str,
-    device: torch.device = CPU,
-) -> dict[str, Quartiles]:
-    """The time of each of ``runs``, each once in every round, so that a busy machine slows all of them alike.
-
-    The order changes from round to round, so that none always runs behind the same neighbour, on the caches it left.
-    A GPU works behind the program's back, so the clock starts when it is idle and stops when it is idle again.
-    """
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    order, shuffle = list(runs), random.Random(seed).shuffle
-    for number in track(range(warm_up + rounds), title):
-        shuffle(order)
-        for name in order:
-            _wait(device)
-            start = time.perf_counter_ns()
-            runs[name]()
-            _wait(device)
-            elapsed = time.perf_counter_ns() - start
-            if number >= warm_up:
-                times[name].append(elapsed / 1e6)
-    return {name: Quartiles(*statistics.quantiles(values, n=4, method="inclusive")) for name, values in times.items()}
 
 
 def peak_memory(build: Callable[[], Callable[[], object]], device: torch.device = CPU) -> int:
@@ -69,12 +26,6 @@ def peak_memory(build: Callable[[], Callable[[], object]], device: torch.device 
     tensor, whoever fills it.
     """
     return _peak_on_gpu(build, device) if device.type == "cuda" else _peak_on_cpu(build)
-
-
-def _wait(device: torch.device) -> None:
-    """Until the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _peak_on_gpu(build: Callable[[], Callable[[], object]], device: torch.device) -> int:

@@ -40,7 +40,7 @@ def negative_log_likelihood(model: Bayesian, step: int, x: Tensor, y: Tensor, in
     return -torch.distributions.Categorical(logits=logits).log_prob(y).sum()
 
 
-# --- the scale --------------------------------------------------------------------------------------------------------
+# --- the scale -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("complexity", ["sampled", "closed"])
@@ -132,6 +132,9 @@ def test_draws_are_averaged_not_summed(draws, complexity):
     assert len(likelihoods.unique()) == len(complexities.unique()) == draws
 
 
+# --- the cost --------------------------------------------------------------------------------------------------------
+
+
 def test_cost_is_what_it_says():
     model = classifier(prior=ScaleMixture())
     cost = FreeEnergy(model, N, temperature=0.5)(*data())
@@ -144,43 +147,41 @@ def test_cost_is_what_it_says():
     assert all((parameter.grad != 0).any() for parameter in model.parameters())
 
 
-# --- the noise --------------------------------------------------------------------------------------------------------
+def test_a_cost_is_scaled_as_any_loss():
+    """It unpacks as a tuple does, but multiplying it is arithmetic and not repetition."""
+    model = classifier()
+    cost = FreeEnergy(model, N)(*data())
+    for scaled, factor in ((cost * 2, 2), (2 * cost, 2), (cost / 4, 0.25), (-cost, -1)):
+        assert type(scaled) is Tensor
+        assert scaled.item() == factor * cost.item()
+    gradients = torch.autograd.grad(cost, list(model.parameters()), retain_graph=True)
+    halves = torch.autograd.grad(cost / 2, list(model.parameters()))
+    torch.testing.assert_close([2 * half for half in halves], list(gradients))
 
 
-def test_every_call_has_new_noise_and_the_step_decides_it():
+@pytest.mark.parametrize("estimator", ["shared", "local"])
+def test_the_cost_has_the_type_of_the_network_in_every_scheme(estimator: str) -> None:
+    free_energy = FreeEnergy(
+        classifier(estimator=estimator).float(), N, minibatch_weights="geometric", batch_size=N, warmup=3
+    )
     x, y = data()
-    free_energy = FreeEnergy(classifier(), N)
-    costs = [free_energy(x, y).total.item() for _ in range(5)]
-    assert len(set(costs)) == 5
-    assert free_energy.step.item() == 5
-    again = FreeEnergy(classifier(), N)
-    again.load_state_dict(free_energy.state_dict())
-    again.step.fill_(2)
-    assert [again(x, y).total.item() for _ in range(3)] == costs[2:]
-    other = FreeEnergy(classifier(seed=1), N)
-    other.model.net.load_state_dict(free_energy.model.net.state_dict())
-    assert not {other(x, y).total.item() for _ in range(5)} & set(costs)
+    cost = free_energy(x.float(), y, batch=0)
+    parts = (cost.total, cost.likelihood, cost.complexity, cost.complexity_weight)
+    assert {part.dtype for part in parts} == {torch.float32}
 
 
-def test_draws_do_not_disturb_each_other():
-    """Of one model, of two, in any order, with forward passes and training steps of others between."""
+@pytest.mark.parametrize("prior", [Normal(0.1), Laplace(0.1), ScaleMixture()], ids=repr)
+def test_float32_agrees_with_float64(prior):
+    model = classifier(prior=prior)
     x, y = data()
-    model, other = classifier(seed=0), classifier(seed=1)
-    expected = {k: (model.draw(1, k)(x), model.draw(1, k).complexity()) for k in range(2)}
-    a, b = model.draw(1, 0), model.draw(1, 1)
-    output = a(x)
-    b(x), b.complexity(), other.draw(1, 0)(x), other.draw(1, 0).complexity(), model.predict(x, draws=3)
-    FreeEnergy(other, N)(x, y).backward()
-    assert torch.equal(a.complexity(), expected[0][1])
-    assert torch.equal(output, expected[0][0])
-    assert torch.equal(a(x), output)
-    assert torch.equal(b(x), expected[1][0])
-    assert torch.equal(b.complexity(), expected[1][1])
-    assert not torch.equal(a.complexity(), b.complexity())
-    assert all(q.mu.grad is None for q in model.posterior.values())
+    double = [*FreeEnergy(model, N)(x, y)]
+    single = FreeEnergy(model.float(), N)(x.float(), y)
+    assert all(part.dtype == torch.float32 for part in single)
+    for one, two in zip(single, double, strict=True):
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-5)
 
 
-# --- inputs -----------------------------------------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------------------------------
 
 
 class TwoInputs(nn.Module):
@@ -228,7 +229,27 @@ def test_a_list_is_one_input():
     torch.testing.assert_close(cost.likelihood, -Gaussian(0.3).log_prob(model.draw(1)([x, x]), y).mean())
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+def test_a_mask_may_hold_minus_infinity_and_the_data_may_not() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            output: Tensor = self.attention(x, x, x, attn_mask=mask)[0]
+            return output
+
+    x, mask = torch.randn(2, 6, 4), nn.Transformer.generate_square_subsequent_mask(6)
+    free_energy = FreeEnergy(Bayesian(Masked(), Gaussian(1.0), seed=0), 10)
+    free_energy((x, mask), torch.randn(2, 6, 4)).backward()
+    with pytest.raises(ValueError, match=r"'inputs' .* finite"):
+        free_energy((x.fill_(-torch.inf), mask), torch.randn(2, 6, 4))
+    with pytest.raises(ValueError, match=r"'inputs' .* finite"):
+        free_energy((torch.randn(2, 6, 4), mask.fill_(torch.nan)), torch.randn(2, 6, 4))
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
 
 X, Y = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3), torch.linspace(-2, 2, 8).double().reshape(4, 2)
 
@@ -240,6 +261,7 @@ def spoilt(values: Tensor, value: float) -> Tensor:
 
 
 FORM = r"^The '{}' parameter of {} must be .+\. Got .+ instead\.$"
+
 BEFORE_THE_NET = {  # what is wrong is found before the network runs
     "nan input": ((spoilt(X, math.nan), Y), "inputs", "FreeEnergy", "finite. Got NaN or inf in 1 of 12 numbers"),
     "inf input": ((spoilt(X, -math.inf), Y), "inputs", "FreeEnergy", "finite. Got NaN or inf in 1 of 12 numbers"),
@@ -248,6 +270,7 @@ BEFORE_THE_NET = {  # what is wrong is found before the network runs
     "empty": ((X[:0], Y[:0]), "inputs", "FreeEnergy", "a minibatch of at least one example. Got an empty one"),
     "empty targets": ((X, Y[:0]), "targets", "FreeEnergy", "a minibatch of at least one example"),
 }
+
 AFTER_THE_NET = {
     "overflow": ((1e200 * X, Y), "likelihood cost", "FreeEnergy", "finite"),
     "shape": ((X, Y[:, :1]), "target", "Gaussian", "a tensor of shape [4, 2]"),
@@ -317,19 +340,16 @@ def test_bad_parameters_are_refused(parameter, constraint, values):
         assert f"must be {constraint}. Got {value!r} instead." in str(error.value)
 
 
+@pytest.mark.parametrize("likelihood", [Gaussian(0.5), Gaussian("learnt"), Categorical()], ids=repr)
+@pytest.mark.parametrize("target", [[[0.0, 1.0]] * 4, None, 1.0], ids=repr)
+def test_targets_that_are_no_tensors_are_refused(target, likelihood):
+    free_energy = FreeEnergy(Bayesian(nn.Sequential(nn.Linear(3, 2)).double(), likelihood, seed=0), 6)
+    with pytest.raises(ValueError, match=FORM.format("target", type(likelihood).__name__)):
+        free_energy(X, target)
+
+
 def test_a_likelihood_of_the_users_own_must_give_a_number_per_example():
     model = classifier()
     model.likelihood = LogLikelihood(lambda output, target: -output.logsumexp(1).mean())
     with pytest.raises(ValueError, match=re.escape("gives one number per example, shape [7]")):
         FreeEnergy(model, N)(*data())
-
-
-@pytest.mark.parametrize("prior", [Normal(0.1), Laplace(0.1), ScaleMixture()], ids=repr)
-def test_float32_agrees_with_float64(prior):
-    model = classifier(prior=prior)
-    x, y = data()
-    double = [*FreeEnergy(model, N)(x, y)]
-    single = FreeEnergy(model.float(), N)(x.float(), y)
-    assert all(part.dtype == torch.float32 for part in single)
-    for one, two in zip(single, double, strict=True):
-        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-5)

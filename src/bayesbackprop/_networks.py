@@ -1,10 +1,12 @@
-"""The fully connected networks of the experiments, and finding out which one is in a file."""
+"""Fully connected networks: the one builder of them, and the network in a file."""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from bayesbackprop._errors import Described, check_count, invalid
@@ -17,8 +19,29 @@ from bayesbackprop.saving import load
 _MEAN = re.compile(r"net\.(\d+)\.(weight|bias)")
 
 
-def mlp(sizes: Sequence[int]) -> nn.Sequential:
-    """A fully connected network with rectified linear units.
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within it torch's generator starts at ``seed``, which decides initial weights; after it, it is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def mlp(
+    sizes: Sequence[int],
+    activation: Callable[[], nn.Module] = nn.ReLU,
+    *,
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
+    dropout: Sequence[float] | None = None,
+) -> nn.Sequential:
+    """A fully connected network: linear layers, with an activation between each two.
+
+    Args:
+        sizes: The widths, from the inputs to the outputs.
+        activation: Makes the module between two layers.
+        linear: Makes a layer from its numbers of inputs and outputs, and so decides the initial weights. It is called
+            from the first layer to the last.
+        dropout: The probability that an input of each layer is dropped in training; None for no dropout.
 
     Examples:
         >>> mlp([784, 400, 10])
@@ -32,8 +55,33 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
         raise invalid("sizes", "mlp", "at least two ints", sizes)
     for size in sizes:
         check_count("mlp", sizes=size)
-    layers = [layer for inputs, outputs in pairwise(sizes) for layer in (nn.Linear(inputs, outputs), nn.ReLU())]
+    if dropout is not None and len(dropout) != len(sizes) - 1:
+        raise invalid("dropout", "mlp", f"{len(sizes) - 1} probabilities, one for each layer", dropout)
+    layers: list[nn.Module] = []
+    for number, (inputs, outputs) in enumerate(pairwise(sizes)):
+        layers += [] if dropout is None else [nn.Dropout(dropout[number])]
+        layers += [linear(inputs, outputs), activation()]
     return nn.Sequential(*layers[:-1])
+
+
+def drawn_from(generator: torch.Generator, dtype: torch.dtype | None = None) -> Callable[[int, int], nn.Linear]:
+    """What makes linear layers with the initial distribution of ``nn.Linear``, but drawn from ``generator``.
+
+    Torch's own generator is left alone.
+
+    Examples:
+        >>> one, same = (mlp([3, 2], linear=drawn_from(torch.Generator().manual_seed(0))) for _ in range(2))
+        >>> torch.equal(one[0].weight, same[0].weight)
+        True
+    """
+
+    def linear(inputs: int, outputs: int) -> nn.Linear:
+        layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=dtype)
+        for parameter in layer.parameters():
+            nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5, generator=generator)
+        return layer
+
+    return linear
 
 
 def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:

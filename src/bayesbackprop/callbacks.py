@@ -1,0 +1,347 @@
+"""What a training run does besides training: each a small class with the methods of :class:`Callback`.
+
+They are called in the order in which :func:`~bayesbackprop.fit` gets them. :class:`Checkpoint` goes after those whose
+work it must hold.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from bayesbackprop._errors import Described, check_count, check_probability, invalid
+from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
+from bayesbackprop._progress import Progress
+from bayesbackprop.model import Bayesian
+from bayesbackprop.training import Callback, Record, Run
+
+__all__ = ["Averaging", "Best", "Callback", "Checkpoint", "EarlyStopping", "Progress", "Records", "TensorBoard"]
+
+_Value = TypeVar("_Value")
+
+
+class Checkpoint(Callback):
+    """Keeps all that a run needs to go on bit for bit in one file, and goes on from it if it is there.
+
+    It is written before the first step, after each epoch, and when Ctrl-C ends the run: then of the very step. A crash
+    in the middle of a write leaves the old file intact. The file is never unpickled.
+
+    Args:
+        path: The file.
+        about: What makes a run the same, as far as JSON can say it. A file that says otherwise is refused.
+        every: Write it after every so many steps as well.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None, every: int | None = None
+    ) -> None:
+        if every is not None:
+            check_count("Checkpoint", every=every)
+        self.path, self.about, self.every = Path(path), dict(about or {}), every
+
+    def restore(self, run: Run) -> None:
+        states = _states(run)
+        later = run.callbacks[run.callbacks.index(self) + 1 :]
+        if any(callback in later for callback in states.values()):
+            constraint = "in an order in which Checkpoint comes after all that have a state"
+            raise invalid("callbacks", "fit", constraint, Described([type(each).__name__ for each in run.callbacks]))
+        if not self.path.exists():
+            return
+        tensors, metadata = read_checkpoint(self.path)
+        if not {"state", "optimiser", "scheduler", "callbacks"} <= metadata.keys():
+            raise invalid("path", "Checkpoint", "a file that Checkpoint wrote", Described(self.path))
+        self._check_same_run(metadata["about"])
+        _load_objective(run.objective, tensors, metadata.get("objective", {}))
+        _load_optimiser(run.optimiser, under("optimiser", tensors), metadata["optimiser"])
+        if run.scheduler is not None:
+            run.scheduler.load_state_dict(_like(run.scheduler.state_dict(), metadata["scheduler"]))
+        for name, callback in states.items():
+            callback.load_state_dict({**metadata["callbacks"].get(name, {}), **under(name, tensors)})
+        run.load_state_dict(metadata["state"])
+
+    def on_start(self, run: Run) -> None:
+        if not self.path.exists():
+            self._write(run)  # so that it is known from the first step on what was being run
+
+    def on_step(self, run: Run) -> None:
+        if self.every is not None and run.step % self.every == 0:
+            self._write(run)
+
+    def on_epoch(self, run: Run) -> None:
+        self._write(run)
+
+    def on_end(self, run: Run) -> None:
+        if run.interrupted:
+            self._write(run)
+
+    def _write(self, run: Run) -> None:
+        if run.rank:
+            return
+        tensors, others = _objective_state(run.objective)
+        state = run.optimiser.state_dict()
+        slots = {f"{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
+        tensors |= {f"optimiser.{name}": value for name, value in slots.items() if isinstance(value, Tensor)}
+        plain = {name: value for name, value in slots.items() if not isinstance(value, Tensor | None)}
+        callbacks: dict[str, dict[str, Any]] = {}
+        for name, callback in _states(run).items():
+            own = callback.state_dict()
+            tensors |= {f"{name}.{key}": value for key, value in own.items() if isinstance(value, Tensor)}
+            callbacks[name] = {key: value for key, value in own.items() if not isinstance(value, Tensor)}
+        metadata = {
+            "about": self.about,
+            "state": run.state_dict(),
+            "objective": others,
+            "optimiser": {"groups": tree_map(_plain, state["param_groups"]), "slots": plain},
+            "scheduler": None if run.scheduler is None else tree_map(_plain, run.scheduler.state_dict()),
+            "callbacks": callbacks,
+        }
+        try:
+            json.dumps(metadata)
+        except TypeError as error:
+            constraint = "one whose optimiser, scheduler and callbacks hold tensors and what JSON can say"
+            raise invalid("run", "Checkpoint", constraint, Described(error)) from error
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(self.path, tensors, metadata)
+
+    def _check_same_run(self, began: Mapping[str, Any]) -> None:
+        now = self.about
+        changed = sorted(name for name in {*began, *now} if began.get(name) != now.get(name))
+        if changed:
+            before, after = ({name: which.get(name) for name in changed} for which in (began, now))
+            constraint = f"what the run in {self.path.parent} began with, {before}; or choose another folder"
+            raise invalid("about", "Checkpoint", constraint, Described(after))
+
+
+class Best(Callback):
+    """Keeps the parameters of the epoch with the lowest value of ``monitor`` in a file; of equals the first.
+
+    Args:
+        path: The file.
+        monitor: The name of a value in the records.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], monitor: str = "validation_nll") -> None:
+        self.path, self.monitor = Path(path), monitor
+
+    def on_epoch(self, run: Run) -> None:
+        if run.rank or best(run.history, self.monitor) != run.epoch:
+            return
+        with run.evaluating():
+            tensors, others = _objective_state(run.objective)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(self.path, tensors, {"epoch": run.epoch, **({"objective": others} if others else {})})
+
+    def load(self, objective: nn.Module) -> int:
+        """Give ``objective``, or the ``Bayesian`` that was fitted, these parameters; the epoch they are of."""
+        tensors, metadata = read_checkpoint(self.path)
+        others = metadata.get("objective", {})
+        if isinstance(objective, Bayesian):  # which was trained as the model of a FreeEnergy
+            tensors = {f"objective.{name}": value for name, value in under("objective.model", tensors).items()}
+            others = under("model", others)
+        _load_objective(objective, tensors, others)
+        return int(metadata["epoch"])
+
+
+class EarlyStopping(Callback):
+    """Ends a run after ``patience`` epochs without a new lowest value of ``monitor``."""
+
+    def __init__(self, monitor: str = "validation_nll", patience: int = 5) -> None:
+        check_count("EarlyStopping", patience=patience)
+        self.monitor, self.patience = monitor, patience
+
+    def on_start(self, run: Run) -> None:
+        if run.history:
+            self.on_epoch(run)
+
+    def on_epoch(self, run: Run) -> None:
+        if run.epoch - best(run.history, self.monitor) >= self.patience:
+            run.stop()
+
+
+class Averaging(Callback):
+    """Averages the parameters over the steps, exponentially.
+
+    The averages are what is evaluated, and what the model has at the end. The newest parameters have the weight
+    1 - ``factor``, so that the average spans 1 / (1 - factor) steps. Until a third of the steps so far are that many
+    they have 3 / (2 + step): the average soon forgets where the run began.
+
+    Args:
+        factor: In [0, 1): .999 spans 1000 steps.
+    """
+
+    name = "average"
+
+    def __init__(self, factor: float) -> None:
+        check_probability("Averaging", factor=factor)
+        if factor == 1:
+            raise invalid("factor", "Averaging", "below 1, where the average would never move", factor)
+        self.factor = factor
+        self._averages: list[Tensor] = []
+
+    def newest(self, step: int) -> float:
+        """The weight of the parameters after ``step`` in their average."""
+        return max(1 - self.factor, 3 / (2 + step))
+
+    def on_start(self, run: Run) -> None:
+        parameters = list(run.objective.parameters())
+        if not run.step or not self._averages:
+            self._averages = [parameter.detach().clone() for parameter in parameters]
+        self._averages = [average.to(own.device) for average, own in zip(self._averages, parameters, strict=True)]
+
+    @torch.no_grad()
+    def on_step(self, run: Run) -> None:
+        newest = self.newest(run.step)
+        for average, parameter in zip(self._averages, run.objective.parameters(), strict=True):
+            average.lerp_(parameter, newest)
+
+    def on_end(self, run: Run) -> None:
+        if run.complete:
+            _copy(self._averages, run.objective)
+
+    @contextmanager
+    def evaluating(self, run: Run) -> Iterator[None]:
+        own = [parameter.detach().clone() for parameter in run.objective.parameters()]
+        _copy(self._averages, run.objective)
+        try:
+            yield
+        finally:
+            _copy(own, run.objective)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(number): average for number, average in enumerate(self._averages)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._averages = [state[str(number)] for number in range(len(state))]
+
+
+class Records(Callback):
+    """Keeps the records of a run in a file, a line of JSON for each epoch."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def on_start(self, run: Run) -> None:
+        self.on_epoch(run)
+
+    def on_epoch(self, run: Run) -> None:
+        if run.rank == 0:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(record) + "\n" for record in run.history)
+            write_atomically(self.path, lines.encode())
+
+
+class TensorBoard(Callback):
+    """Writes the records for TensorBoard into ``folder``."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ModuleNotFoundError("TensorBoard is not installed: pip install tensorboard") from error
+        self._make, self._folder = SummaryWriter, Path(folder)
+        self._writer: Any = None
+
+    def on_start(self, run: Run) -> None:
+        if run.rank == 0:  # what a run wrote before it was killed, and now writes again, is not shown
+            self._writer = self._make(str(self._folder), purge_step=run.epoch + 1)
+
+    def on_epoch(self, run: Run) -> None:
+        if self._writer is not None:
+            for name, value in run.history[-1].items():
+                self._writer.add_scalar(name, value, run.epoch)
+
+    def on_end(self, run: Run) -> None:  # noqa: ARG002
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def best(history: list[Record], monitor: str) -> int:
+    """The epoch, from 1, with the lowest value of ``monitor``; of equals the first."""
+    if monitor not in history[-1]:
+        raise invalid("monitor", "a callback", f"a value of the records: one of {list(history[-1])}", monitor)
+    return 1 + min(range(len(history)), key=lambda number: history[number][monitor])
+
+
+def under(prefix: str, values: Mapping[str, _Value]) -> dict[str, _Value]:
+    """What of ``values`` has a name that begins with ``prefix.``, by the rest of its name."""
+    start = prefix + "."
+    return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
+
+
+# --- what a file holds -----------------------------------------------------------------------------------------------
+
+
+def _states(run: Run) -> dict[str, Callback]:
+    """The callbacks that have a state, by name."""
+    stateful = [each for each in run.callbacks if type(each).state_dict is not Callback.state_dict]
+    states = {callback.name: callback for callback in stateful}
+    reserved = {"objective", "optimiser"}
+    if len(states) < len(stateful) or reserved & states.keys():
+        got = Described([callback.name for callback in stateful])
+        raise invalid(
+            "callbacks", "fit", f"of different names, none of {sorted(reserved)}, where they have states", got
+        )
+    return states
+
+
+def _objective_state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of an objective, each once however many names it has; and what else its state holds."""
+    state = objective.state_dict()
+    first = _first_names(state)
+    tensors = {f"objective.{name}": state[name] for name in first.values()}
+    return tensors, {name: value for name, value in state.items() if name not in first}
+
+
+def _load_objective(objective: nn.Module, tensors: Mapping[str, Tensor], others: Mapping[str, Any]) -> None:
+    given = under("objective", tensors)
+    shared = {name: given[first] for name, first in _first_names(objective.state_dict()).items() if first in given}
+    objective.load_state_dict({**given, **shared, **others})
+
+
+def _first_names(state: Mapping[str, Any]) -> dict[str, str]:
+    """For each name of a tensor the first name that the same tensor has: weights may be tied."""
+    firsts: dict[Any, str] = {}
+    return {
+        name: firsts.setdefault((value.data_ptr(), value.shape, value.stride()) if value.numel() else name, name)
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    slots: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **plain["slots"]}.items():
+        number, _, slot = name.partition(".")
+        slots.setdefault(int(number), {})[slot] = value
+    groups = _like(optimiser.state_dict()["param_groups"], plain["groups"])
+    optimiser.load_state_dict({"state": slots, "param_groups": groups})
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it: a learning rate can be a tensor."""
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _like(mine: Any, value: Any) -> Any:
+    """A setting from JSON with the types that it has in ``mine``: JSON knows no tuples, and no keys but text."""
+    if isinstance(mine, Tensor):
+        return torch.full_like(mine, value)
+    if isinstance(mine, dict):
+        keys = {str(key): key for key in mine}
+        return type(mine)({keys.get(name, name): _like(mine.get(keys.get(name)), each) for name, each in value.items()})
+    if isinstance(mine, list | tuple) and len(mine) == len(value):
+        return type(mine)(_like(*pair) for pair in zip(mine, value, strict=True))
+    return value
+
+
+@torch.no_grad()
+def _copy(values: list[Tensor], objective: nn.Module) -> None:
+    for parameter, value in zip(objective.parameters(), values, strict=True):
+        parameter.copy_(value)
