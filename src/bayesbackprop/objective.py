@@ -76,6 +76,12 @@ class Cost(Tensor):
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.total, self.likelihood, self.complexity, self.complexity_weight))
 
+    def __float__(self) -> float:
+        return float(self.item())  # without the warning that torch has for tensors that require gradients
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item(), format_spec) if format_spec else repr(self)  # torch formats no subclass as a number
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         parts = {name: getattr(self, name).item() for name in ("total", "likelihood", "complexity")}
         shown = ", ".join(f"{name}={value:.6g}" for name, value in parts.items())

@@ -40,9 +40,10 @@ def takes(parameters: Parameters) -> bool:
     """Whether the kernels can read all of these, as they are now: ``.to`` changes a parameter in place."""
     if not parameters.plain:
         return False
-    for tensor in parameters.tensors:  # noqa: SIM110 (a generator takes longer than what it does)
-        if tensor.dtype not in TYPES or not tensor.is_cpu:
-            return False
+    for tensors in (parameters.mus, parameters.rhos, parameters.centres):
+        for mu, tensor in zip(parameters.mus, tensors, strict=False):  # there may be no centres
+            if tensor.dtype is not mu.dtype or tensor.dtype not in TYPES or not tensor.is_cpu:
+                return False
     return True
 
 
@@ -80,6 +81,13 @@ def backward(
     to_mu: Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(3), (4): Delta_mu and Delta_rho of each parameter from df/dw, into ``to_mu``, which may be ``gradients``."""
+    for tensors in (parameters.mus, parameters.rhos, parameters.centres):
+        for w, tensor in zip(ws, tensors, strict=False):  # there may be no centres
+            if w.dtype is not tensor.dtype or w.shape != tensor.shape:
+                raise RuntimeError(
+                    "The type or the shape of a parameter was changed after its weights were drawn: compute the cost "
+                    "again before backward."
+                )
     to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
     columns = {_W: ws, _GW: gradients, _GMU: to_mu, _GRHO: to_rho}
     _launch(_cpu.backward, parameters, columns, own=complexity_gradient)

@@ -60,6 +60,7 @@ class Slots:
         self.root = root
         self.names = list(names)
         self.tensors = [_find(root, name) for name in names]
+        self._shapes = [tensor.shape for tensor in self.tensors]
         self.each: list[Slot] = []
         self._seen: list[tuple[dict[str, Any], str, object]] = []
         self._children = [(module._modules, len(module._modules)) for module in root.modules()]
@@ -74,7 +75,9 @@ class Slots:
                         self._seen.append((values, name, value))
 
     def valid(self) -> bool:
-        """Whether every module and tensor is still the one that was found."""
+        """Whether every module and tensor is still the one that was found, and of the same shape."""
+        if [tensor.shape for tensor in self.tensors] != self._shapes:
+            return False
         for values, name, value in self._seen:
             if values.get(name) is not value:
                 return False
@@ -113,11 +116,14 @@ class Engine:
         by_name: dict[str, Parameter] = {}
         for number, name in enumerate(names):
             mu, its_rho = self._means.tensors[number], self._rhos.tensors[number]
+            its_centre = centres[number]
             if mu.shape != its_rho.shape:
                 constraint = f"the network that was wrapped: '{name}' had shape {list(its_rho.shape)}"
                 raise invalid("net", "Bayesian", constraint, tensor_shape(mu))
+            if its_centre is not None and mu.shape != its_centre.shape:
+                raise invalid("centre", "Bayesian", f"of shape {list(mu.shape)} for '{name}'", tensor_shape(its_centre))
             weight_stream = stream(number, Role.WEIGHT)
-            by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], centres[number], weight_stream)
+            by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], its_centre, weight_stream)
         self.parameters = Parameters(by_name)
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.any_module = AnyModule(self)
@@ -132,17 +138,19 @@ class Engine:
 
     def forward(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of the network at ``draw``, by the first executor that supports the call."""
-        return self._executor(draw.key, args, kwargs).forward(draw, args, kwargs)
+        return self._executor(draw, args, kwargs).forward(draw, args, kwargs)
 
     def cost(
         self, draw: "Draw", likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
     ) -> Tensor:
         """The likelihood cost of the network at ``draw``."""
-        return self._executor(draw.key, args, kwargs).cost(draw, likelihood, args, kwargs, targets)
+        return self._executor(draw, args, kwargs).cost(draw, likelihood, args, kwargs, targets)
 
-    def _executor(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
+    def _executor(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
+        if draw.has_weights:  # others would draw them again, from a posterior that may have changed
+            return self.any_module
         for executor in self.executors[:-1]:
-            if executor.supports(key, args, kwargs):
+            if executor.supports(draw.key, args, kwargs):
                 return executor
         return self.executors[-1]
 
@@ -173,6 +181,11 @@ class Draw:
     def cost(self, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> Tensor:
         """The likelihood cost at this draw, -log P(y|x,w) averaged over the examples."""
         return self._engine.cost(self, likelihood, args, kwargs, targets)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether :attr:`weights` were asked for before."""
+        return self._weights is not None
 
     @property
     def weights(self) -> dict[str, Tensor]:

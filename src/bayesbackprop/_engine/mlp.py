@@ -59,7 +59,7 @@ _ROWS = 80
 # Numbers to hold at a time in prediction: more would leave the processor's cache.
 _CHUNK = 2**20
 
-# What a user may have put on a module that expects to be called, or on all modules. Torch has no public name for either.
+# What a user may have put on a module that expects to be called, or on all modules; torch has no public name for it.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _has_global_hook: Callable[[], bool] = getattr(
     modules, "_has_any_global_hook", lambda: any(getattr(modules, f"_global{name}") for name in _HOOKS)
@@ -254,10 +254,10 @@ class _DrawAndRun(torch.autograd.Function):
         ctx.net, ctx.slope = net, None
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
-        # All mu and rho, so that a change in between is noticed. The last output is of use only to a function on it.
+        # All parameters, so that a change in between is noticed. The last output is of use only to a function on it.
         kept = hs if net._steps[-1].weight < 0 else hs[:-1]
         ctx.counts = len(ws), len(hs), len(kept)
-        ctx.save_for_backward(*ws, *kept, *parameters.mus, *parameters.rhos)
+        ctx.save_for_backward(*ws, *kept, *parameters.tensors)
         ctx.set_materialize_grads(False)
         return result, x.new_tensor(complexity)
 

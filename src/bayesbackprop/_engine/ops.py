@@ -109,7 +109,7 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, dev
 
 def has_kernel(parameters: Parameters) -> bool:
     """Whether a kernel, not the plain equations, draws these parameters."""
-    if not parameters.mus or not _kernels_wanted():
+    if not parameters.mus or not _kernels_wanted() or _differentiated_by_function():
         return False
     if parameters.mus[0].device.type == "cpu":
         # What a compiler traces stands for tensors that were looked at when the parameters were found.
@@ -138,7 +138,7 @@ class _Draw(torch.autograd.Function):
     def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
         ws, cost = _draw(parameters, key)
         ctx.parameters = parameters
-        ctx.save_for_backward(*ws, *parameters.mus, *parameters.rhos)  # all, so that a change in between is noticed
+        ctx.save_for_backward(*ws, *parameters.tensors)  # all, so that a change in between is noticed
         ctx.set_materialize_grads(False)
         return (*ws, cost)
 
@@ -204,6 +204,7 @@ def _fill(kind: str, shape: Sequence[int], key: Key, stream: int, dtype: torch.d
 
 
 def _kernels_wanted() -> bool:
+    """Whether no :func:`plain_kernels` is active. A compiler can read no context variable."""
     return _WANTED if torch.compiler.is_compiling() else _enabled.get()
 
 
@@ -212,6 +213,14 @@ def _traced(key: Key | None = None) -> bool:
     if key is not None and (isinstance(key.draw, Tensor) or isinstance(key.step, Tensor)):
         return True
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None  # no public name
+
+
+def _differentiated_by_function() -> bool:
+    """Whether ``torch.func.grad``, ``jvp`` or the like is active, for which an operator of torch can have no rule."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack()  # no public name
+    return levels is not None and any(level.key() != torch._C._functorch.TransformType.Vmap for level in levels)
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------

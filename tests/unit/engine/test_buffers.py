@@ -1,190 +1,34 @@
-"""Memory that is used again: a cost waits as it was, and what a user keeps stays what it is.
-
-And the parts of a cost, which are computed when first asked for: always those of its own step.
-"""
+"""Memory that is used again: a cost waits as it was, and what a user keeps stays what it is."""
 
 import copy
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from bayesbackprop._engine.room import Room
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, Categorical, Cost, FreeEnergy, Gaussian, Likelihood, Normal
-from bayesbackprop import _engine as kernels
-from bayesbackprop._engine import room
-from opaque import Opaque
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal, plain_kernels
+from bayesbackprop._engine import cpu
+from bayesbackprop._engine.parameters import Parameters
+from costs import data, gradients, model_of, wraps
+from engine_parameters import parameters_of
 
 pytestmark = pytest.mark.equivalence
 
 
-WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {"stack": lambda net: net, "autograd": Opaque}
-wraps = pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-
-
-def model_of(wrap: Callable[[nn.Module], nn.Module] = WRAPS["stack"], **options: Any) -> Bayesian:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 4)).double()
-    likelihood: Likelihood = options.pop("likelihood", None) or Categorical()
-    return Bayesian(wrap(net), likelihood, Normal(0.4), sigma=0.1, seed=7, **options)
-
-
-def data(batch: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(batch)
-    x = torch.randn(batch, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(4, (batch,), generator=generator)
+@pytest.fixture(autouse=True)
+def _networks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks too use memory again."""
+    monkeypatch.setattr(cpu, "_LARGE", 0)
 
 
 def plain_gradients(model: Bayesian, step: int, batch: int = 6) -> list[Tensor]:
     """Those of the step, on the plain equations."""
-    with kernels.plain():
-        free_energy = FreeEnergy(model, n=40)
-        free_energy.step.fill_(step - 1)
-        cost = free_energy(*data(batch))
-        return [*torch.autograd.grad(cost.total, [*model.parameters()])]
-
-
-def gradients(model: Bayesian) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
-
-
-# --- the parts of a cost ----------------------------------------------------------------------------------------------
-
-
-def values(cost: Cost) -> list[float]:
-    return [part.item() for part in cost]
-
-
-WHEN = ["before backward", "after backward", "after the step"]
-
-
-@wraps
-@pytest.mark.parametrize("draws", [1, 3])
-@pytest.mark.parametrize("learnt", [False, True])
-@pytest.mark.parametrize("when", WHEN)
-def test_the_parts_are_those_of_the_step(when: str, learnt: bool, draws: int, wrap: Any) -> None:
-    model = model_of(wrap, likelihood=Gaussian("learnt").double() if learnt else Categorical(), centre="net")
-    x, y = data()
-    y = torch.randn(6, 4).double() if learnt else y
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    free_energy = FreeEnergy(model, n=40, draws=draws, temperature=0.5)
-    for step in range(1, 4):
-        drawn = [model.draw(step, index) for index in range(draws)]
-        complexity = sum(draw.complexity().item() for draw in drawn) / draws
-        likelihood = sum(model.likelihood.cost(draw(x), y).item() for draw in drawn) / draws
-        expected = [likelihood + complexity / 80, likelihood, complexity, 1 / 80]
-        optimiser.zero_grad()
-        cost = free_energy(x, y)
-        seen = [values(cost)] if when == WHEN[0] else []
-        cost.backward()
-        seen += [values(cost)] if when != WHEN[2] else []
-        optimiser.step()
-        seen.append(values(cost))
-        for each in seen:
-            assert each == pytest.approx(expected, rel=1e-10)
-        assert seen == [seen[0]] * len(seen)
-
-
-READ: dict[str, Callable[[Cost], object]] = {
-    "total": lambda cost: cost.total,
-    "likelihood": lambda cost: cost.likelihood,
-    "complexity": lambda cost: cost.complexity,
-    "unpacked": lambda cost: [*cost],
-    "printed": repr,
-    "backward": lambda cost: cost.backward(),
-}
-
-
-def optimiser_step(model: Bayesian) -> None:
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-
-def one_rho(model: Bayesian) -> None:
-    with torch.no_grad():
-        next(model.rho.parameters())[0].add_(1)
-
-
-def the_centre(model: Bayesian) -> None:
-    next(model.centre.buffers()).zero_()
-
-
-def other_data(model: Bayesian) -> None:
-    weight = next(model.net.parameters())
-    weight.data = weight.data * 2
-
-
-def other_type(model: Bayesian) -> None:
-    model.float()
-
-
-def loaded(model: Bayesian) -> None:
-    model.load_state_dict(copy.deepcopy(model.state_dict()))
-
-
-@wraps
-@pytest.mark.parametrize("change", [optimiser_step, one_rho, the_centre, other_data, other_type, loaded])
-@pytest.mark.parametrize("read", READ)
-def test_parts_first_read_after_the_weights_changed_are_refused(read: str, change: Any, wrap: Any) -> None:
-    model = model_of(wrap, centre="net")
-    free_energy = FreeEnergy(model, n=40)
-    cost, seen = free_energy(*data()), free_energy(*data())
-    expected = values(seen)
-    change(model)
-    before = [None if gradient is None else gradient.clone() for gradient in gradients(model)]
-    message = "The weights were changed (by an optimiser step?) after the cost was computed"
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=re.escape(message)):
-            READ[read](cost)
-    after = gradients(model)
-    assert all(a is b is None or torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert values(seen) == expected  # what had been read stays readable
-    with pytest.raises(RuntimeError, match=re.escape(message)):
-        seen.total.backward()
-
-
-@wraps
-def test_a_cost_unpacks(wrap: Any) -> None:
-    cost = FreeEnergy(model_of(wrap), n=40)(*data())
-    total, likelihood, complexity, weight = cost
-    assert weight.item() == 1 / 40
-    assert total is cost.total
-    assert likelihood is cost.likelihood
-    assert complexity is cost.complexity
-    assert all(part.shape == () and part.dtype == torch.float64 for part in cost)
-    assert all(part.requires_grad for part in (total, likelihood, complexity))
-    assert not weight.requires_grad
-
-
-@wraps
-def test_a_cost_prints(wrap: Any) -> None:
-    cost = FreeEnergy(model_of(wrap), n=40)(*data())
-    total, likelihood, complexity, _ = values(cost)
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        shown = repr(cost)
-    finally:
-        torch.set_warn_always(before)
-    assert shown == f"Cost({total=:.6g}, {likelihood=:.6g}, {complexity=:.6g}, weight=0.025)"
-
-
-@wraps
-@pytest.mark.parametrize("read", [True, False])
-def test_backward_and_total_backward_mix(wrap: Any, read: bool) -> None:
-    model = model_of(wrap)
-    expected = plain_gradients(model, 1)
-    cost = FreeEnergy(model, n=40)(*data())
-    if read:
-        values(cost)
-    cost.backward(retain_graph=True)
-    cost.total.backward()
-    torch.testing.assert_close(gradients(model), [2 * gradient for gradient in expected])
+    with plain_kernels():
+        cost = FreeEnergy(model, n=40)(*data(batch), step=step)
+        return [*torch.autograd.grad(cost, [*model.parameters()])]
 
 
 # --- what waits, and what is kept -------------------------------------------------------------------------------------
@@ -289,18 +133,49 @@ def test_a_copy_has_memory_of_its_own(wrap: Any) -> None:
 
 
 @wraps
-def test_training_reuses_memory(wrap: Any) -> None:
+def test_training_uses_memory_again(wrap: Any) -> None:
     """Once a step is over, the next one draws its weights, and takes the gradients of rho, where the last one did."""
     model = model_of(wrap)
     free_energy = FreeEnergy(model, n=40)
-    rooms = model.layout().parameters.room_for_weights, model.layout().parameters.room_for_gradients
+    cache = model.engine().parameters.cache
     places = []
     for _ in range(4):
         model.zero_grad()
         free_energy(*data()).backward()
-        places.append([kept.data_ptr() for each in rooms for kept in each._kept])
+        places.append([kept.data_ptr() for purpose in ("weights", "gradients of rho") for kept in cache[purpose]])
     assert places[1:] == places[:1] * 3
     assert places[0][4:] == [rho.grad.data_ptr() for rho in model.rho.parameters()]
+
+
+@wraps
+@pytest.mark.parametrize("retain", [False, True])
+def test_costs_wait_for_their_backward_in_any_order(wrap: Any, retain: bool) -> None:
+    model = model_of(wrap)
+    expected = [plain_gradients(model, step) for step in range(1, 7)]
+    free_energy = FreeEnergy(model, n=40)
+    waiting = [free_energy(*data()) for _ in range(4)]
+    for step in (2, 0, 3, 1):
+        waiting[step].backward(retain_graph=retain)
+        torch.testing.assert_close(gradients(model), expected[step])
+        model.zero_grad()
+    del waiting
+    kept = []
+    for step in (4, 5):
+        free_energy(*data()).backward()
+        kept.append(gradients(model))
+        model.zero_grad()
+        torch.testing.assert_close(kept[-1], expected[step])
+    torch.testing.assert_close(kept, expected[4:])  # those of the first are still theirs
+
+
+def test_what_inference_mode_made_is_not_trained_with() -> None:
+    """Its memory could not be saved for backward."""
+    model = model_of()
+    with torch.inference_mode():
+        model.draw(3)(data()[0])
+    expected = plain_gradients(model, 1)
+    FreeEnergy(model, n=40)(*data()).backward()
+    torch.testing.assert_close(gradients(model), expected)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -356,7 +231,7 @@ def test_two_threads_use_one_model(wrap: Any, width: int) -> None:
         found = []
         for _ in range(number):
             cost = free_energy(*data())
-            found.append((cost.complexity.item(), [g.clone() for g in torch.autograd.grad(cost.total, parameters)]))
+            found.append((cost.complexity.item(), [g.clone() for g in torch.autograd.grad(cost, parameters)]))
         return found
 
     expected = {first: steps(first, 8) for first in (0, 100)}
@@ -368,53 +243,64 @@ def test_two_threads_use_one_model(wrap: Any, width: int) -> None:
             torch.testing.assert_close(gradient, others, rtol=1e-12, atol=1e-12)
 
 
-# --- the room itself --------------------------------------------------------------------------------------------------
+# --- the buffers themselves -------------------------------------------------------------------------------------------
 
 
 def places(tensors: list[Tensor]) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-def test_a_room_gives_out_again_what_nobody_holds() -> None:
+def take(parameters: Parameters, like: list[Tensor]) -> list[Tensor]:
+    return cpu.buffers(parameters, "test", like)
+
+
+def test_what_nobody_holds_is_given_out_again() -> None:
     like = [torch.ones(3, 5, requires_grad=True), torch.ones(7)]
-    room = Room()
-    tensors = room.take(like)
+    owner = Parameters({})
+    tensors = take(owner, like)
     assert [tensor.shape for tensor in tensors] == [tensor.shape for tensor in like]
     assert not any(tensor.requires_grad for tensor in tensors)
     first = places(tensors)
     del tensors
-    assert places(room.take(like)) == first
-    kept = room.take(like)[1]  # of the two, one is held
-    second = room.take(like)
+    assert places(take(owner, like)) == first
+    kept = take(owner, like)[1]  # of the two, one is held
+    second = take(owner, like)
     assert second[0].data_ptr() == first[0]
     assert second[1].data_ptr() != kept.data_ptr()
-    third = room.take(like)
+    third = take(owner, like)
     assert len({*places(second), *places(third), kept.data_ptr()}) == 5
     del second, third
 
 
-@pytest.mark.parametrize("keep", KEEP)
-def test_a_room_sees_every_holder(keep: str) -> None:
+def test_each_purpose_and_each_owner_has_memory_of_its_own() -> None:
     like = [torch.ones(3, 5)]
-    room = Room()
-    (tensor,) = room.take(like)
+    owner, other = Parameters({}), Parameters({})
+    given = [cpu.buffers(each, purpose, like)[0] for each in (owner, other) for purpose in ("weights", "gradients")]
+    assert len({*places(given)}) == 4
+
+
+@pytest.mark.parametrize("keep", KEEP)
+def test_every_holder_is_seen(keep: str) -> None:
+    like = [torch.ones(3, 5)]
+    owner = Parameters({})
+    (tensor,) = take(owner, like)
     place, kept = tensor.data_ptr(), KEEP[keep](tensor)
     del tensor
-    assert room.take(like)[0].data_ptr() != place
+    assert take(owner, like)[0].data_ptr() != place
     assert kept is not None
 
 
-def test_a_room_does_not_give_out_what_another_process_may_hold() -> None:
+def test_what_another_process_may_hold_is_not_given_out() -> None:
     like = [torch.ones(3, 5)]
-    room = Room()
-    (tensor,) = room.take(like)
+    owner = Parameters({})
+    (tensor,) = take(owner, like)
     tensor.share_memory_()
     del tensor
-    assert not room.take(like)[0].is_shared()
+    assert not take(owner, like)[0].is_shared()
 
 
-def test_a_room_fits_what_is_asked_for() -> None:
-    room = Room()
+def test_buffers_fit_what_is_asked_for() -> None:
+    owner = Parameters({})
     for like in (
         [torch.ones(4)],
         [torch.ones(4).double()],
@@ -424,27 +310,27 @@ def test_a_room_fits_what_is_asked_for() -> None:
         [torch.ones(6)],
         [],
     ):
-        tensors = room.take(like)
+        tensors = take(owner, like)
         assert [(tensor.shape, tensor.dtype) for tensor in tensors] == [(each.shape, each.dtype) for each in like]
         assert all(tensor.is_contiguous() for tensor in tensors)
         del tensors  # or the next ones would be new in any case
 
 
 def test_where_torch_does_not_say_who_holds_memory_is_always_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_use_count", None)
-    like, each = [torch.ones(3, 5)], Room()
-    given = [each.take(like)[0].fill_(number) for number in range(5)]
+    monkeypatch.setattr(cpu, "_use_count", None)
+    like, owner = [torch.ones(3, 5)], Parameters({})
+    given = [take(owner, like)[0].fill_(number) for number in range(5)]
     assert [tensor[0, 0].item() for tensor in given] == [0, 1, 2, 3, 4]
     assert len({tensor.data_ptr() for tensor in given}) == 5
 
 
 def test_threads_never_get_the_same_memory() -> None:
-    like, each = [torch.ones(64)], Room()
+    like, owner = [torch.ones(64)], Parameters({})
     clashes = []
 
     def use(number: float) -> None:
         for _ in range(300):
-            (mine,) = each.take(like)
+            (mine,) = take(owner, like)
             mine.fill_(number)
             if not bool((mine == number).all()):
                 clashes.append(number)
@@ -453,22 +339,10 @@ def test_threads_never_get_the_same_memory() -> None:
     assert not clashes
 
 
-def test_data_replaced_twice_is_noticed() -> None:
-    missed = []
-    for size in range(100, 2000, 100):
-        model = Bayesian(nn.Sequential(nn.Linear(size, 1, bias=False)), Gaussian(1.0), seed=0)
-        weight = model.net[0].weight
-        cost = FreeEnergy(model, n=40)(torch.randn(2, size), torch.randn(2, 1))
-        before = weight.data_ptr()
-        for _ in range(4):
-            weight.data = weight.data * 2
-            if weight.data_ptr() == before:
-                break
-        else:
-            continue
-        try:
-            values(cost)
-            missed.append(size)
-        except RuntimeError:
-            pass
-    assert not missed
+def test_small_networks_take_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_LARGE", 10)
+    like = [torch.ones(3, 3)]
+    for n, used_again in ((9, False), (10, True)):
+        owner = parameters_of(n, Normal(1.0), torch.float32)
+        take(owner, like)
+        assert bool(owner.cache) == used_again
