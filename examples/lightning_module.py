@@ -45,7 +45,7 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
         cost = self.free_energy(*batch)
         self.log_dict({"likelihood": cost.likelihood, "complexity": cost.complexity})
-        return cost.total  # Lightning wants a tensor, and calls backward itself
+        return cost  # a tensor, as Lightning wants it; it calls backward itself
 
     def validation_step(self, batch: list[Tensor], _: int) -> None:
         x, y = batch

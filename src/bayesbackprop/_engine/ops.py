@@ -179,11 +179,8 @@ def _dense(gradient: Tensor | None, w: Tensor) -> Tensor:
 def _numbers(
     kind: str, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    if (
-        not _kernels_wanted()
-        or dtype not in cpu.TYPES
-        or not (cpu.available() if device.type == "cpu" else _has_triton())
-    ):
+    has_kernel = cpu.available() if device.type == "cpu" else device.type == "cuda" and _has_triton()
+    if not has_kernel or not _kernels_wanted() or dtype not in cpu.TYPES:
         plain: Tensor = getattr(noise, kind)(shape, key, stream, dtype, device)
         return plain
     if _traced(key):
