@@ -201,7 +201,7 @@ def test_a_model_converted_before_backward_is_refused(dtypes: list[torch.dtype])
     model = Bayesian(nn.Sequential(nn.Linear(300, 40)).to(dtypes[0]), Gaussian(1.0), Normal(0.5), seed=3)
     cost = FreeEnergy(model, n=40)(torch.ones(5, 300, dtype=dtypes[0]), torch.ones(5, 40, dtype=dtypes[0]))
     model.to(dtypes[1])
-    with pytest.raises(RuntimeError, match="was changed after|modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"was changed after|modified by an inplace operation"):
         cost.backward()
 
 
