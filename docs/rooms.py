@@ -6,6 +6,7 @@ are the first lines of the modules' docstrings.
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 import grimp
-import tomllib
 
 ROOT = Path(__file__).parents[1]
 PICTURE, PAGE = ROOT / "docs" / "rooms.svg", ROOT / "docs" / "rooms.md"
