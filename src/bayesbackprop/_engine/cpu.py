@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters
+from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters, prior_numbers
 from bayesbackprop.noise import Key
 
 try:
@@ -142,7 +142,7 @@ def _table(parameters: Parameters) -> bytes:
         row: dict[str, float] = dict.fromkeys(_NAMES, 0)
         rows: list[bytes] = []
         for p, dtype in zip(parameters.each, types, strict=True):
-            kind, a, b, c = p.prior_numbers
+            kind, a, b, c = prior_numbers(p.prior)
             row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": dtype is torch.float64}
             row |= {"kind": _KINDS[kind], "a": a, "b": b, "c": c}
             rows.append(_ROW.pack(*row.values()))

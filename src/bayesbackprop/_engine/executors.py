@@ -35,6 +35,8 @@ from bayesbackprop.priors import Prior
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 _CHECKPOINTING = torch.utils.checkpoint.__file__
+# The hooks for saved tensors that are active, if any. Torch has no public name for it, and torch 2.6 none at all.
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 # --- the tensors of a network, found once ----------------------------------------------------------------------------
@@ -344,7 +346,7 @@ class _RefusingCheckpointing(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if not torch.is_grad_enabled() or _top_hooks is None or _top_hooks(True) is not None:
             _refuse_checkpointing()
         return func(*args, **(kwargs or {}))
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from bayesbackprop import noise
 from bayesbackprop._engine import cpu, reference
-from bayesbackprop._engine.parameters import KNOWN_PRIORS, PRIOR_KINDS, Parameter, Parameters
+from bayesbackprop._engine.parameters import KNOWN_PRIORS, PRIOR_KINDS, Parameter, Parameters, prior_numbers
 from bayesbackprop.complexity import prior_cost
 from bayesbackprop.noise import Key, Word
 from bayesbackprop.posterior import WeightPosterior
@@ -228,7 +228,7 @@ _NOISE = "Tensor step, Tensor draw, int seed, int stream, SymInt[] shape, Scalar
 
 def _arguments(parameters: Parameters) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[int], list[float]]:
     """The parameters in the types that a schema of torch has."""
-    numbers = [float(number) for p in parameters.each for number in p.prior_numbers]
+    numbers = [float(number) for p in parameters.each for number in prior_numbers(p.prior)]
     return parameters.mus, parameters.rhos, parameters.centres, [p.stream for p in parameters.each], numbers
 
 
@@ -377,7 +377,8 @@ def _on_gpu(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     from bayesbackprop._engine import triton
 
     each = [
-        triton.draw(*p.q, p.centre, p.prior_numbers, p.stream, key.seed, key.step, key.draw) for p in parameters.each
+        triton.draw(*p.q, p.centre, prior_numbers(p.prior), p.stream, key.seed, key.step, key.draw)
+        for p in parameters.each
     ]
     ws, costs = zip(*each, strict=True)
     return list(ws), torch.stack(costs).sum().to(ws[0].dtype)
@@ -389,7 +390,7 @@ def _backward_on_gpu(
     from bayesbackprop._engine import triton
 
     each = [
-        triton.backward(*p.q, p.centre, p.prior_numbers, w, gradient, complexity_gradient)
+        triton.backward(*p.q, p.centre, prior_numbers(p.prior), w, gradient, complexity_gradient)
         for p, w, gradient in zip(parameters.each, ws, gradients, strict=True)
     ]
     to_mu, to_rho = zip(*each, strict=True)

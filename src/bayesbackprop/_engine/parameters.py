@@ -30,13 +30,13 @@ class Parameter(NamedTuple):
     centre: Tensor | None
     stream: int
 
-    @property
-    def prior_numbers(self) -> tuple[int, float, float, float]:
-        """The prior as the kernels take it: its kind, 0 if they do not know it, and three numbers."""
-        if type(self.prior) not in KNOWN_PRIORS:
-            return 0, 0.0, 0.0, 0.0
-        name, numbers = KNOWN_PRIORS[type(self.prior)]
-        return PRIOR_KINDS.index(name), *numbers(self.prior)
+
+def prior_numbers(prior: Prior) -> tuple[int, float, float, float]:
+    """A prior as the kernels take it: its kind, 0 if they do not know it, and three numbers."""
+    if type(prior) not in KNOWN_PRIORS:
+        return 0, 0.0, 0.0, 0.0
+    name, numbers = KNOWN_PRIORS[type(prior)]
+    return PRIOR_KINDS.index(name), *numbers(prior)
 
 
 class Parameters:

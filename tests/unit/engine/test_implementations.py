@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesbackprop import Laplace, Normal, Prior, ScaleMixture
 from bayesbackprop._engine import cpu, reference
 from bayesbackprop._engine.parameters import KNOWN_PRIORS as KNOWN_KINDS
-from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters
+from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters, prior_numbers
 from bayesbackprop.noise import Key
 from bayesbackprop.posterior import initial_rho
 from engine_parameters import CONSTANTS, DTYPES, KNOWN_PRIORS, UNKNOWN_PRIOR, parameters_of, rounding_of_constants
@@ -120,7 +120,7 @@ def test_the_priors_have_one_numbering() -> None:
     assert {name for name, _ in KNOWN_KINDS.values()} < set(names)
     assert set(names) == set(PRIOR_KINDS)
     for prior in KNOWN_PRIORS:
-        kind, *_ = parameters_of(1, prior, torch.float32).each[0].prior_numbers
+        kind, *_ = prior_numbers(prior)
         assert PRIOR_KINDS[kind] == KNOWN_KINDS[type(prior)][0]
         assert names[cpu._KINDS[kind]] == PRIOR_KINDS[kind]
 

@@ -349,7 +349,7 @@ def test_compiled_noise_is_one_node() -> None:
 @compiles
 def test_an_exported_draw_is_one_node() -> None:
     model, x = model_of(), torch.randn(6, 5).double()
-    program = torch.export.export(OfDraw(model), (x, torch.tensor(1), torch.tensor(0)))
+    program = torch.export.export(OfDraw(model), (x, torch.tensor(1), torch.tensor(0)), strict=False)
     assert graph_calls(program.graph) == {"bayesbackprop.draw": 1}
     run = program.module()
     for step, index in ((1, 0), (2, 7)):
