@@ -274,3 +274,17 @@ def test_a_step_costs_no_multiple_of_a_plain_one() -> None:
         free_energy(x, y).backward()
         ratios.append((time.perf_counter() - middle) / (middle - start))
     assert sorted(ratios)[7] < 4
+
+
+@pytest.mark.parametrize("net", [nn.Sequential(nn.Linear(300, 1)), nn.Sequential(nn.Dropout(0.0), nn.Linear(300, 1))])
+@pytest.mark.parametrize("part", ["mu", "rho"])
+def test_data_replaced_before_backward_are_noticed(net: nn.Module, part: str) -> None:
+    """Once or twice: the memory that was there first is held, so that new data never come to stand at its address."""
+    for times in (1, 2, 3):
+        model = Bayesian(net, Gaussian(1.0), seed=0)
+        cost = FreeEnergy(model, n=40)(torch.randn(2, 300), torch.randn(2, 1))
+        parameter = getattr(next(iter(model.posterior.values())), part)
+        for _ in range(times):
+            parameter.data = parameter.data * 2
+        with pytest.raises(RuntimeError, match="compute the cost again before backward"):
+            cost.backward()
