@@ -115,7 +115,8 @@ def read(path: StrPath, kind: Kind | None, owner: str) -> File:
         found, version, contents = _header(file.metadata() or {}, refusal)
         if kind is not None and found != kind:
             raise refusal(f"which holds {_article(found)}")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Copies: safetensors maps the file into memory, which would change with it.
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         return File(found, version, tensors, contents, refusal)
 
 

@@ -9,8 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from bayesbackprop._engine.mlp import ACTIVATIONS
 from bayesbackprop._errors import Described, check_count, invalid
-from bayesbackprop._files import kind_of, read
+from bayesbackprop._files import File, kind_of, read
 from bayesbackprop.export import SparseNetwork, load_sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.saving import load
@@ -87,8 +88,8 @@ def drawn_from(generator: torch.Generator, dtype: torch.dtype | None = None) -> 
 def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:
     """The network in a file: of ``save`` a Bayesian one, of ``save_sparse`` a plain one.
 
-    A file of ``save`` must hold an :func:`mlp`. Its sizes stand in the file; that its functions are ReLU does not, and
-    is assumed. For another network make it yourself and use ``load``.
+    A file of ``save`` must hold an :func:`mlp` with one kind of activation, made without arguments. Files of format 1
+    do not say which; it is taken to be ReLU. For another network make it yourself and use ``load``.
     """
     kind = kind_of(path, "from_file")
     if kind == "sparse network":
@@ -96,7 +97,23 @@ def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:
     if kind == "checkpoint":
         got = Described(f"{path}, the state of a run in training")
         raise invalid("path", "from_file", "the model that a run leaves at its end, model.safetensors", got)
-    return load(path, mlp(_sizes(path, read(path, "model", "from_file").tensors)))
+    file = read(path, "model", "from_file")
+    return load(path, mlp(_sizes(path, file.tensors), _activation(path, file)))
+
+
+def _activation(path: str | os.PathLike[str], file: File) -> type[nn.Module]:
+    """The one activation of the network in a file."""
+    if "layers" not in file.contents:
+        return nn.ReLU
+    known = {repr(kind()): kind for kind in ACTIVATIONS if kind is not nn.Dropout}
+    with file.understanding():
+        layers: list[str] | None = file.contents["layers"]
+        between = [] if layers is None else [layer for layer in layers if layer != "Linear"]
+    if layers is None or len(set(between)) > 1 or not set(between) <= known.keys():
+        got = Described(f"{path}, of a network of {layers or 'another kind'}")
+        constraint = "a file of a fully connected network with one kind of activation (for others: bayesbackprop.load)"
+        raise invalid("path", "from_file", constraint, got)
+    return known[between[0]] if between else nn.ReLU
 
 
 def _sizes(path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> list[int]:

@@ -5,6 +5,7 @@ work it must hold.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bayesbackprop._errors import Described, check_count, check_probability, invalid
+from bayesbackprop._errors import Described, check_count, check_probability, invalid, tensor_shape
 from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
 from bayesbackprop._progress import Progress
 from bayesbackprop.model import Bayesian
@@ -266,7 +267,8 @@ def best(history: list[Record], monitor: str) -> int:
     """The epoch, from 1, with the lowest value of ``monitor``; of equals the first."""
     if monitor not in history[-1]:
         raise invalid("monitor", "a callback", f"a value of the records: one of {list(history[-1])}", monitor)
-    return 1 + min(range(len(history)), key=lambda number: history[number][monitor])
+    values = [record.get(monitor, math.inf) for record in history]
+    return 1 + min(range(len(values)), key=lambda number: math.inf if math.isnan(values[number]) else values[number])
 
 
 def under(prefix: str, values: Mapping[str, _Value]) -> dict[str, _Value]:
@@ -315,11 +317,21 @@ def _first_names(state: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+# Slots that torch's optimisers make of the shape of their parameter, and that its fused ones write to unchecked.
+_AS_LARGE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "acc_delta", "grad_avg")
+
+
 def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
     slots: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["slots"]}.items():
         number, _, slot = name.partition(".")
         slots.setdefault(int(number), {})[slot] = value
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    for number, slot in ((number, slot) for number in slots for slot in _AS_LARGE if slot in slots[number]):
+        value = slots[number][slot]
+        if number >= len(parameters) or not isinstance(value, Tensor) or value.shape != parameters[number].shape:
+            got = tensor_shape(value) if isinstance(value, Tensor) else value
+            raise invalid("path", "Checkpoint", f"a checkpoint of this run: '{slot}' of parameter {number} fits", got)
     groups = _like(optimiser.state_dict()["param_groups"], plain["groups"])
     optimiser.load_state_dict({"state": slots, "param_groups": groups})
 

@@ -194,8 +194,10 @@ class Bayesian(nn.Module):
         The network runs in evaluation mode and without gradients. The same seed gives the same draws.
 
         Each example has exactly the predictive distribution of drawn networks. In fully connected networks its draws
-        are made in the quickest way and need not be those of the other examples of the batch. Where all examples must
-        see the same drawn networks, to plot drawn functions say, use ``estimator="shared"`` or :meth:`ensemble`.
+        are made in the quickest way and need not be those of the other examples of the batch. Below 80 examples the
+        prediction of one does not depend on the others; from 80 on it does, by the noise of its draws. Where all
+        examples must see the same drawn networks, to plot drawn functions say, use ``estimator="shared"`` or
+        :meth:`ensemble`.
 
         Args:
             *args: What the network takes.

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bayesbackprop._engine import refuse_checkpointed_objective
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -156,21 +157,24 @@ class FreeEnergy(nn.Module):
     ) -> Cost:
         """The cost of a minibatch.
 
-        In training each call has new noise. In evaluation (``eval()``, or without gradients) nothing changes: neither
-        the noise nor the warm-up advances.
+        In training each call has new noise. In evaluation (``eval()`` of the objective or the model, or without
+        gradients) nothing changes: neither the noise nor the warm-up advances.
 
         Args:
             inputs: What the network takes: a tensor, a tuple of positional or a mapping of keyword arguments.
             targets: What the likelihood takes.
             batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
             n: The number of examples in the whole training set, where it is not always the same, as in a stream.
-            step: Which step this is, from 1; for those who count themselves. None counts on.
+            step: The number of this step, from 1; None for the one after the last.
         """
         args, kwargs = _arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        advances = self.training and self.model.training and torch.is_grad_enabled()
+        if advances and step is None and not torch.compiler.is_compiling():
+            refuse_checkpointed_objective()
         number = self._next_step(step)
         weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
 
@@ -181,9 +185,14 @@ class FreeEnergy(nn.Module):
         complexity = _mean([draw.complexity() for draw in draws]) if sampled else model.complexity_closed()
         cost = Cost(likelihood, complexity, weight)
         _check_parts(cost)
-        if self.training and torch.is_grad_enabled():
+        if advances:
             self._advance(step, cost)
         return cost
+
+    @property
+    def weighs_minibatches(self) -> bool:
+        """Whether the minibatches have weights of their own, so that each call must say which ``batch`` it has."""
+        return self._pi is not None
 
     def param_groups(
         self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0

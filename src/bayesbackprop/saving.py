@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bayesbackprop import likelihoods, priors
 from bayesbackprop._engine import Estimator
+from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
 from bayesbackprop._files import read, write
 from bayesbackprop.likelihoods import Likelihood
@@ -54,6 +55,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
         "seed": model.seed,
         "centred": model.has_centre,
         "likelihood": likelihoods.describe(model.likelihood),
+        "layers": _layers(model.net),
         "parameters": {
             name: {"prior": priors.describe(entry.prior), "estimator": entry.estimator}
             for name, entry in bayesian.items()
@@ -61,6 +63,12 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
         },
     }
     write(path, "model", _tensors(model), contents)
+
+
+def _layers(net: nn.Module) -> list[str] | None:
+    """The layers of a fully connected network, for those who read the file without it; None for any other."""
+    layers = layers_of(net)
+    return None if layers is None else ["Linear" if type(layer) is nn.Linear else repr(layer) for layer in layers]
 
 
 def load(

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from bayesbackprop._engine import evaluating
 from bayesbackprop._errors import Described, check_count, check_positive, invalid, tensors_of
@@ -110,9 +111,14 @@ class Run:
         history: A record for each epoch that is over.
         interrupted: Whether Ctrl-C ended it.
         complete: Whether it reached its end, or was stopped by a callback.
+        seed: Of what is random.
+        accumulate: Batches of a step.
         rank: The number of this process.
         ranks: The number of processes.
     """
+
+    # What must be the same in a run that goes on.
+    _settings = ("seed", "accumulate")
 
     def __init__(
         self,
@@ -122,7 +128,10 @@ class Run:
         epochs: int,
         steps: int | None,
         callbacks: Sequence[Callback],
+        seed: int = 0,
+        accumulate: int = 1,
     ) -> None:
+        self.seed, self.accumulate = seed, accumulate
         self.objective, self.optimiser, self.scheduler = objective, optimiser, scheduler
         self.epochs, self.steps, self.callbacks = epochs, steps, callbacks
         self.rank, self.ranks = _rank(), _ranks()
@@ -161,11 +170,15 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the run is, as far as JSON can say it."""
-        names = ("step", "taken", "examples", "sums", "seconds")
+        names = ("step", "taken", "examples", "sums", "seconds", *self._settings)
         return {**{name: getattr(self, name) for name in names}, "records": self.history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned."""
+        """Take what :meth:`state_dict` returned, of a run with the same settings."""
+        for name in self._settings:
+            if state.get(name, getattr(self, name)) != getattr(self, name):
+                constraint = f"{state[name]}, as in the run that the checkpoint is of; or choose another file"
+                raise invalid(name, "fit", constraint, getattr(self, name))
         self.step, self.taken, self.examples = state["step"], state["taken"], state["examples"]
         self.sums, self.seconds = dict(state["sums"]), state["seconds"]
         self.history[:] = state["records"]
@@ -276,6 +289,7 @@ def fit(
     """
     _check(model, batches, epochs, autocast, accumulate, clip, seed)
     objective = _objective(model, batches, n)
+    _check_optimiser(objective, optimiser, scheduler)
     if device is not None:
         objective.to(device)
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
@@ -283,7 +297,7 @@ def fit(
         trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
         optimiser = torch.optim.Adam(trained, lr=_LEARNING_RATE, fused=True)
     measure = _measure(objective, validation, place)
-    run = Run(objective, optimiser, scheduler, epochs, _steps(batches, accumulate), callbacks)
+    run = Run(objective, optimiser, scheduler, epochs, _steps(batches, accumulate), callbacks, seed, accumulate)
 
     with _generators_as_they_were(place), interrupt_deferred() as interrupted, _ending(run):
         for callback in callbacks:
@@ -307,7 +321,7 @@ def fit(
                     is_last = number == len(group) - 1
                     with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
                         with torch.autocast(place.type, autocast) if autocast else nullcontext():
-                            cost = forward(inputs, targets)
+                            cost = forward(inputs, targets, **_which(objective, run))
                         (cost / (sum(sizes) / sizes[number])).backward()
                     _add(run, cost, sizes[number])
                 if clip is not None:
@@ -344,7 +358,17 @@ def _objective(model: nn.Module, batches: Iterable[Any], n: int | None) -> nn.Mo
         except (AttributeError, TypeError):
             constraint = "given where the batches do not say how many examples the training set has"
             raise invalid("n", "fit", constraint, None) from None
+        sampler: Any = getattr(batches, "sampler", None)
+        ours = isinstance(sampler, DistributedSampler) or type(sampler) in (RandomSampler, SequentialSampler)
+        if isinstance(batches, DataLoader) and not (ours and len(sampler) >= n // _ranks()):
+            constraint = "given where a sampler decides which examples belong to the training set"
+            raise invalid("n", "fit", constraint, None)
     return FreeEnergy(model, n)
+
+
+def _which(objective: nn.Module, run: Run) -> dict[str, int]:
+    """Which batch of the epoch this is, for an objective that must know."""
+    return {"batch": run.taken} if isinstance(objective, FreeEnergy) and objective.weighs_minibatches else {}
 
 
 def _steps(batches: Iterable[Any], accumulate: int) -> int | None:
@@ -505,6 +529,21 @@ def _check(
     ):
         constraint = "Batches, or a DataLoader with a DistributedSampler, where several ranks share the work"
         raise invalid("batches", "fit", constraint, Described("a DataLoader that gives every rank the same"))
+
+
+def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
+    if isinstance(optimiser, torch.optim.LBFGS):
+        raise invalid("optimiser", "fit", "one whose step needs no closure", Described("LBFGS"))
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        constraint = "one that needs no measurement to step"
+        raise invalid("scheduler", "fit", constraint, Described("ReduceLROnPlateau: step it in a callback"))
+    if optimiser is None:
+        if scheduler is not None:
+            raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
+        return
+    trained = {parameter for group in optimiser.param_groups for parameter in group["params"]}
+    if not any(parameter in trained for parameter in objective.parameters()):
+        raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
 
 
 # --- seeds, ranks and signals ----------------------------------------------------------------------------------------

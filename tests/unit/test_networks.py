@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import bayesbackprop as bbb
 from bayesbackprop import Normal
-from bayesbackprop._networks import drawn_from, mlp
+from bayesbackprop._networks import drawn_from, from_file, mlp
 from bayesbackprop.sklearn import _network
 from bayesbackprop_paper.bench.contenders import Task
 from bayesbackprop_paper.experiments import mnist
@@ -112,3 +114,27 @@ def test_the_networks_of_the_benchmarks_begin_as_the_layers_do() -> None:
         net = Task((7, 5, 4, 3)).layers(dropout=dropout)
         assert_same(net, weights)
         assert [module.p for module in net if isinstance(module, nn.Dropout)] == ([0.2, 0.5, 0.5] if dropout else [])
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU, nn.ReLU])
+def test_a_network_from_a_file_has_its_own_activation(activation: type[nn.Module], tmp_path: Path) -> None:
+    model = bbb.Bayesian(mlp([3, 8, 2], activation), bbb.Categorical(), seed=0)
+    bbb.save(model, tmp_path / "model")
+    x = torch.randn(4, 3)
+    found = from_file(tmp_path / "model")
+    assert torch.equal(found.net(x), model.net(x))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
+        nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.3), nn.Linear(4, 2)),
+        nn.Sequential(nn.Linear(3, 4), nn.Softmax(1), nn.Linear(4, 2)),
+    ],
+    ids=["two kinds", "arguments", "not elementwise"],
+)
+def test_a_file_of_another_network_is_refused(net: nn.Module, tmp_path: Path) -> None:
+    bbb.save(bbb.Bayesian(net, bbb.Categorical(), seed=0), tmp_path / "model")
+    with pytest.raises(ValueError, match="with one kind of activation"):
+        from_file(tmp_path / "model")

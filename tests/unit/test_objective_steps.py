@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
+import bayesbackprop
 from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal
 from networks import classifier as small_classifier
 from opaque import Opaque
@@ -206,3 +207,11 @@ def test_the_repeated_examples_of_the_last_minibatch_are_no_mistake_either():
         for examples in (1, 3):
             with pytest.raises(ValueError, match=f"minibatch {batch} has 4 examples. Got {2 * examples} examples"):
                 free_energy(*data(examples), batch)
+
+
+def test_a_model_in_evaluation_mode_is_evaluated() -> None:
+    free_energy = FreeEnergy(Bayesian(nn.Linear(3, 1), bayesbackprop.Gaussian(0.5), seed=0), n=20)
+    free_energy.model.eval()
+    costs = [float(free_energy(torch.ones(2, 3), torch.ones(2, 1))) for _ in range(2)]
+    assert costs[0] == costs[1]
+    assert int(free_energy.step) == 0

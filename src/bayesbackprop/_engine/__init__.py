@@ -3,7 +3,16 @@
 README.md, beside this file, is the page for the engineer who opens it.
 """
 
-from bayesbackprop._engine.executors import Draw, Engine, Slots, call_with, evaluating, lock, over_draws
+from bayesbackprop._engine.executors import (
+    Draw,
+    Engine,
+    Slots,
+    call_with,
+    evaluating,
+    lock,
+    over_draws,
+    refuse_checkpointed_objective,
+)
 from bayesbackprop._engine.ops import draws, plain_kernels
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
 
@@ -19,4 +28,5 @@ __all__ = [
     "lock",
     "over_draws",
     "plain_kernels",
+    "refuse_checkpointed_objective",
 ]

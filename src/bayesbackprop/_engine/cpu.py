@@ -1,6 +1,7 @@
 """The kernels in C (``cpu.c``) as torch sees them: float32 and float64 on the CPU."""
 
 import struct
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -123,15 +124,28 @@ def _launch(
     read = ((_MU, parameters.mus), (_RHO, parameters.rhos), (_CENTRE, parameters.centres))
     for column, tensors in (*read, *columns.items()):
         if tensors:
-            addresses = [t.data_ptr() if t.is_contiguous() else _address_of_copy(t, held) for t in tensors]
+            addresses = [
+                t.data_ptr() if t.is_contiguous() and not t.is_neg() else _address_of_copy(t, held) for t in tensors
+            ]
+            if 0 in addresses:
+                _refuse_without_memory(tensors, addresses)
             words[column::_WORDS] = array("q", addresses)
     words.release()
     return kernel(table, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), own)
 
 
 def _address_of_copy(tensor: Tensor, held: list[Tensor]) -> int:
-    held.append(tensor.contiguous())
+    held.append(tensor.resolve_neg().contiguous())
     return held[-1].data_ptr()
+
+
+def _refuse_without_memory(tensors: Sequence[Tensor], addresses: Sequence[int]) -> None:
+    for tensor, address in zip(tensors, addresses, strict=True):
+        if not address and tensor.numel():
+            raise RuntimeError(
+                f"The kernels cannot read a tensor without memory of its own (a {type(tensor).__name__}). Compute "
+                "inside `with bayesbackprop.plain_kernels():` instead."
+            )
 
 
 def _table(parameters: Parameters) -> bytes:
@@ -180,6 +194,14 @@ def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> lis
         return [buffer.detach() for buffer in kept]
 
 
+def _references(tensor: Tensor) -> int:
+    return sys.getrefcount(tensor.untyped_storage())
+
+
+# References to the storage object of a tensor that nobody but the tensor and the asking function has.
+_UNHELD = _references(torch.empty(1)) + 1
+
+
 def _empty(like: Tensor) -> Tensor:
     return torch.empty_like(like, requires_grad=False, memory_format=torch.contiguous_format)
 
@@ -188,4 +210,5 @@ def _is_held(tensor: Tensor) -> bool:
     # One count is the tensor's own, one that of the storage object asked. Other processes are not counted.
     storage = tensor.untyped_storage()
     held = _use_count is None or storage.is_shared() or _use_count(storage._cdata) > 2
+    held = held or sys.getrefcount(storage) > _UNHELD  # a user may hold the storage object itself
     return held or tensor.is_inference()  # which could not be trained with

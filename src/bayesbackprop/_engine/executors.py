@@ -11,6 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import CodeType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -166,7 +167,7 @@ class Draw:
 
     ``draw(x)`` runs the network with these weights, ``draw.weights`` are they, and ``draw.complexity()`` is
     log q(w|theta) - log P(w) at them. Nothing is kept on the network, so draws never disturb each other. A draw is a
-    pure function of its key and of the posterior as it is when its weights are first used.
+    pure function of its key and of the posterior as it is when it is used; ``weights`` once read stay the same.
     """
 
     def __init__(self, engine: Engine, key: Key, moments: Mapping[str, Moments] | None = None) -> None:
@@ -352,14 +353,29 @@ class _RefusingCheckpointing(TorchFunctionMode):
 
 
 def _refuse_checkpointing() -> None:
+    if _on_the_stack(_CHECKPOINTING, up_to=call_with.__code__):
+        raise RuntimeError(
+            "The network uses torch.utils.checkpoint, which computes a part of it a second time during backward, "
+            "then with the means instead of the drawn weights. Switch activation checkpointing off."
+        )
+
+
+def refuse_checkpointed_objective() -> None:
+    """To be called by what counts its steps: checkpointing would call it a second time, with the next step's noise."""
+    if (_top_hooks is None or _top_hooks(True) is not None) and _on_the_stack(_CHECKPOINTING):
+        raise RuntimeError(
+            "The objective runs inside torch.utils.checkpoint, which would call it a second time during backward, then "
+            "with other noise. Call it outside."
+        )
+
+
+def _on_the_stack(file: str, up_to: CodeType | None = None) -> bool:
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not call_with.__code__:
-        if frame.f_code.co_filename == _CHECKPOINTING:
-            raise RuntimeError(
-                "The network uses torch.utils.checkpoint, which computes a part of it a second time during backward, "
-                "then with the means instead of the drawn weights. Switch activation checkpointing off."
-            )
+    while frame is not None and frame.f_code is not up_to:
+        if frame.f_code.co_filename == file:
+            return True
         frame = frame.f_back
+    return False
 
 
 # --- many draws of a network -----------------------------------------------------------------------------------------

@@ -127,10 +127,12 @@ class FullyConnected(Executor):
         random = set(parameters.mus)
         used: list[Tensor] = []
         for module in layers:
-            own = [parameter for parameter in module.parameters() if parameter in random]
-            if own and len(own) != len(list(module.parameters())):
-                return None
-            used += own
+            if isinstance(module, nn.Linear):
+                weights = [module.weight] if module.bias is None else [module.weight, module.bias]
+                own = [weight for weight in weights if weight in random]
+                if own and len(own) != len(weights):
+                    return None
+                used += own
         return FullyConnected(net, layers, parameters) if len(used) == len(set(used)) == len(random) else None
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ class FullyConnected(Executor):
         self, ws: Sequence[Tensor], hs: Sequence[Tensor], gradient: Tensor, to_input: bool
     ) -> tuple[list[Tensor], Tensor | None]:
         """The gradients of ``ws``, in memory of their own, and of the input, from that of the output."""
-        gradients = list(ws)
+        gradients = list(ws)  # each of which is replaced: every parameter belongs to a layer
         number = len(hs) - 1
         for module, weight, bias in reversed(self._steps):
             if weight < 0:

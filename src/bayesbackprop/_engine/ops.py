@@ -97,7 +97,7 @@ def normals(
 ) -> Tensor:
     """The standard normal numbers ``[many, *shape]`` of ``many`` draws, counted from ``key.draw``."""
     if _kernels_wanted() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not _traced(key):
-        return cpu.normal(torch.empty((many, *shape), dtype=dtype), key, stream, many)
+        return cpu.normal(torch.empty((many, *shape), dtype=dtype, device=device), key, stream, many)
     keys = (key._replace(draw=key.draw + number) for number in range(many))
     return torch.stack([normal(shape, each, stream, dtype, device) for each in keys])
 
@@ -156,7 +156,7 @@ class _Draw(torch.autograd.Function):
 def _draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     if parameters.mus[0].device.type == "cpu" and cpu.available():
         ws, cost = cpu.draw(parameters, key)
-        return ws, torch.tensor(cost, dtype=parameters.mus[0].dtype)
+        return ws, parameters.mus[0].new_tensor(cost)
     return _on_gpu(parameters, key)
 
 
@@ -172,7 +172,7 @@ def _backward(
 
 def _dense(gradient: Tensor | None, w: Tensor) -> Tensor:
     """A gradient of ``w`` as the kernels take it: there, and strided."""
-    if gradient is None:
+    if gradient is None or gradient._is_zerotensor():  # which has no memory
         return torch.zeros_like(w)
     return gradient.to_dense() if gradient.is_sparse else gradient
 
@@ -193,7 +193,7 @@ def _numbers(
 
 def _fill(kind: str, shape: Sequence[int], key: Key, stream: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "cpu" and cpu.available():
-        filled: Tensor = getattr(cpu, kind)(torch.empty(tuple(shape), dtype=dtype), key, stream)
+        filled: Tensor = getattr(cpu, kind)(torch.empty(tuple(shape), dtype=dtype, device=device), key, stream)
         return filled
     from bayesbackprop._engine import triton
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import bayesbackprop as bbb
 from bayesbackprop import FreeEnergy
 from layers import each_estimator, wrap
 
@@ -143,3 +144,12 @@ def test_checkpointing_is_not_refused_where_nothing_goes_back(estimator: str) ->
         net.active = False
         expected = [model.draw()(X), FreeEnergy(model, n=20)(X, Y).total, model.predict(X, draws=2).mean]
     torch.testing.assert_close(got, expected)
+
+
+def test_an_objective_inside_checkpointing_is_refused() -> None:
+    """Called again during backward, it would take the noise of the next step."""
+    free_energy = FreeEnergy(bbb.Bayesian(nn.Linear(3, 1), bbb.Gaussian(0.5), sigma=0.5, seed=0), n=20)
+    x, y = torch.randn(5, 3), torch.randn(5, 1)
+    with pytest.raises(RuntimeError, match=r"inside torch\.utils\.checkpoint"):
+        torch.utils.checkpoint.checkpoint(free_energy, x, y, use_reentrant=False)
+    assert int(free_energy.step) == 0
