@@ -23,7 +23,8 @@ def packages_after(statement: str) -> set[str]:
 
 def test_the_library_loads_torch_numpy_and_safetensors_alone() -> None:
     allowed = packages_after("import numpy, torch, safetensors.torch, torch.nn.parallel, torch.distributed")
-    assert packages_after("import bayesbackprop") - allowed == {"bayesbackprop"}
+    with_operators = {"mpmath", "sympy"}  # which torch 2.6 loads when operators are registered
+    assert packages_after("import bayesbackprop") - allowed - with_operators == {"bayesbackprop"}
 
 
 @pytest.mark.parametrize("module", ["bandits", "evaluation", "export", "pruning", "saving", "_networks", "_timing"])

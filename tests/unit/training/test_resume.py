@@ -17,7 +17,10 @@ from bayesbackprop.callbacks import Averaging, Best, Callback, Checkpoint, Early
 from bayesbackprop.training import Batches, Run, fit, interrupt_deferred
 from training_runs import ctrl_c_counts
 
-pytestmark = pytest.mark.equivalence
+pytestmark = [
+    pytest.mark.equivalence,
+    pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning"),  # torch 2.6 warns of its own SequentialLR
+]
 
 # 7 batches an epoch, the last of 2 examples; Ctrl-C comes in the fourth of the second.
 N, BATCH, EPOCHS, STOP = 50, 8, 3, 11
