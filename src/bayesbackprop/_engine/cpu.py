@@ -95,6 +95,24 @@ def backward(
     return list(to_mu), to_rho
 
 
+def addresses(parameters: Parameters) -> list[int]:
+    """Where the numbers are: what tells that data were replaced, which autograd does not notice."""
+    found = [tensor.data_ptr() for tensor in parameters.tensors]
+    if found != parameters.cache.get("addresses"):
+        # Held, so that nothing else comes to be at the same address.
+        parameters.cache["addresses"] = found
+        parameters.cache["held"] = [tensor.untyped_storage() for tensor in parameters.tensors]
+    return found
+
+
+def check_addresses(parameters: Parameters, before: list[int]) -> None:
+    """Refuse to go back where data were replaced since the weights were drawn."""
+    if addresses(parameters) != before:
+        raise RuntimeError(
+            "The memory of a parameter was changed after the cost was computed: compute the cost again before backward."
+        )
+
+
 def variances(parameters: Parameters) -> list[Tensor]:
     """sigma^2 of each parameter."""
     squares = [torch.empty_like(mu, memory_format=torch.contiguous_format) for mu in parameters.mus]

@@ -253,7 +253,7 @@ class _DrawAndRun(torch.autograd.Function):
         ws, complexity = cpu.draw(parameters, key)
         hs = net.run(ws, x)
         output = result = hs[-1]
-        ctx.net, ctx.slope, ctx.addresses = net, None, parameters.addresses
+        ctx.net, ctx.slope, ctx.addresses = net, None, cpu.addresses(parameters)
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
         # All parameters, so that a change in between is noticed. The last output is of use only to a function on it.
@@ -267,7 +267,7 @@ class _DrawAndRun(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
         ops.refuse_second_derivatives()
         net: FullyConnected = ctx.net
-        net._parameters.check_addresses(ctx.addresses)
+        cpu.check_addresses(net._parameters, ctx.addresses)
         weights, layers, kept = ctx.counts
         saved = ctx.saved_tensors
         ws, hs = saved[:weights], list(saved[weights : weights + kept])

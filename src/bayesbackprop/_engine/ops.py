@@ -137,7 +137,7 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
         ws, cost = _draw(parameters, key)
-        ctx.parameters, ctx.addresses = parameters, parameters.addresses
+        ctx.parameters, ctx.addresses = parameters, cpu.addresses(parameters)
         ctx.save_for_backward(*ws, *parameters.tensors)  # all, so that a change in between is noticed
         ctx.set_materialize_grads(False)
         return (*ws, cost)
@@ -145,7 +145,7 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        ctx.parameters.check_addresses(ctx.addresses)
+        cpu.check_addresses(ctx.parameters, ctx.addresses)
         *of_ws, of_cost = gradients
         ws = ctx.saved_tensors[: len(of_ws)]
         dense = [_dense(gradient, w) for w, gradient in zip(ws, of_ws, strict=True)]

@@ -55,7 +55,6 @@ class Parameters:
         self.own_priors = [number for number, p in enumerate(self.each) if type(p.prior) not in KNOWN_PRIORS]
         # Whether a kernel may read their memory: a tensor of another class need not have any of its own.
         self.plain = all(type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided for t in self.tensors)
-        self._addresses: list[int] = []
         self.cache: dict[str, Any] = {}  # of the backend: its table, and buffers to use again
         if len(self.centres) not in (0, len(self.each)):
             raise invalid("centre", "Parameters", "given for all parameters or for none", Described("some"))
@@ -63,23 +62,6 @@ class Parameters:
             if parameter.q.mu.numel() > MOST_WEIGHTS:
                 constraint = f"a module whose parameters have at most {MOST_WEIGHTS} weights each ('{name}' has more)"
                 raise invalid("net", "Bayesian", constraint, tensor_shape(parameter.q.mu))
-
-    @property
-    def addresses(self) -> list[int]:
-        """Where the numbers are: what tells that data were replaced, which autograd does not notice."""
-        addresses = [tensor.data_ptr() for tensor in self.tensors]
-        if addresses != self._addresses:
-            # Held, so that nothing else comes to be at the same address.
-            self._addresses, self._held = addresses, [tensor.untyped_storage() for tensor in self.tensors]
-        return addresses
-
-    def check_addresses(self, before: list[int]) -> None:
-        """Refuse to go back where data were replaced since the weights were drawn."""
-        if self.addresses != before:
-            raise RuntimeError(
-                "The memory of a parameter was changed after the cost was computed: compute the cost again before "
-                "backward."
-            )
 
     def subset(self, names: Sequence[str]) -> "Parameters":
         """Only those of these names."""
