@@ -1,8 +1,8 @@
 """Fully connected networks, in training and in prediction.
 
 The networks of the paper are ``nn.Linear`` and elementwise functions, one after the other. Their backward pass is three
-lines, so training draws the weights and runs the layers in one node of the caller's graph: for a small network
-autograd's bookkeeping would take several times as long as the arithmetic, and gradients of the weights that nobody else
+lines, so training draws the weights and runs the layers in one node of the caller's graph: a small network
+notices autograd's bookkeeping of every operation, and gradients of the weights that nobody else
 can see become those of mu in place.
 
 For prediction: the outputs of a linear layer with independent Gaussian weights are, given one input, independent
