@@ -12,7 +12,7 @@ test: lint types unit docs  ## Everything that CI checks
 
 environment: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt src/bayesbackprop/_engine/cpu.c src/bayesbackprop/_engine/cpu_real.h
+.venv/ready: pyproject.toml constraints.txt $(wildcard src/bayesbackprop/_engine/cpu*.[ch])
 	$(PYTHON) -m venv .venv
 	$(PIP) install -c constraints.txt torch==2.13.0
 	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,paper,sklearn]"

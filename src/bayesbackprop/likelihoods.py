@@ -169,7 +169,7 @@ class Gaussian(Likelihood):
             return super().cost(output, target)
         mean, scale, log_scale = self._moments(output)
         self._check_numbers(mean, target)
-        squares = (mean - target.to(mean.dtype)).square().mean()
+        squares = F.mse_loss(mean, target.to(mean.dtype))
         return _per_element(squares * (0.5 / scale**2) + (log_scale + 0.5 * _LOG_2PI), target)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:

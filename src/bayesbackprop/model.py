@@ -218,9 +218,9 @@ class Bayesian(nn.Module):
             names = list(self.engine().parameters.by_name)
             entries = specify(self.net, ScaleMixture(), estimator, lambda name, _: name in names, normalisation=True)
             engine = self._make_engine(_rules(entries))
-        executor = engine.predictor(args, kwargs) if estimator is None else engine.any_module
+        call = (key, draws, memory, args, kwargs)
         with evaluating(self.net):
-            outputs = executor.outputs(key, draws, memory, args, kwargs)
+            outputs = engine.first("outputs", *call) if estimator is None else engine.any_module.outputs(*call)
         return predictive(self.likelihood, outputs, draws)
 
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:

@@ -167,18 +167,18 @@ class FreeEnergy(nn.Module):
             n: The number of examples in the whole training set, where it is not always the same, as in a stream.
             step: The number of this step, from 1; None for the one after the last.
         """
+        model = self.model
         args, kwargs = _arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        advances = self.training and self.model.training and torch.is_grad_enabled()
+        advances = self.training and model.training and torch.is_grad_enabled()
         if advances and step is None and not torch.compiler.is_compiling():
             refuse_checkpointed_objective()
         number = self._next_step(step)
         weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
 
-        model = self.model
         draws = [model.draw(number, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
         likelihood = _mean([draw.cost(model.likelihood, args, kwargs, targets) for draw in draws])
         sampled = self.complexity == "sampled"

@@ -18,7 +18,7 @@
 #if defined(__x86_64__) && defined(__linux__) && !defined(PLAIN)
 #include <immintrin.h>
 #define X86
-#define CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONES
 #endif
@@ -72,36 +72,10 @@ static void philox_plain(const Key *key, uint32_t first, uint32_t stream, uint32
 }
 
 #ifdef X86
-/* The same by hand, since compilers shuffle too much: the even and the odd j in the low halves of 64-bit lanes
- * (the high halves hold whatever; the multiplication does not read them). */
-__attribute__((target("avx2")))
-static void philox_avx2(const Key *key, uint32_t first, uint32_t stream, uint32_t draw, int count, uint32_t x[4][BLOCK / 4]) {
-    const __m256i m0 = _mm256_set1_epi64x(MULTIPLIER0), m1 = _mm256_set1_epi64x(MULTIPLIER1);
-    __m256i k0[10], k1[10];
-    for (int i = 0; i < 10; i++) {
-        k0[i] = _mm256_set1_epi32((int)(key->seed_low + (uint32_t)i * WEYL0));
-        k1[i] = _mm256_set1_epi32((int)(key->seed_high + (uint32_t)i * WEYL1));
-    }
-    const __m256i even = _mm256_set_epi64x(6, 4, 2, 0), stream4 = _mm256_set1_epi32((int)stream);
-    const __m256i step4 = _mm256_set1_epi32((int)key->step), draw4 = _mm256_set1_epi32((int)draw);
-    for (int j = 0; j < count; j += 8) {
-        __m256i c[2][4];
-        for (int odd = 0; odd < 2; odd++) {
-            c[odd][0] = _mm256_add_epi32(_mm256_set1_epi32((int)(first + (uint32_t)(j + odd))), even);
-            c[odd][1] = stream4, c[odd][2] = step4, c[odd][3] = draw4;
-        }
-#pragma GCC unroll 10
-        for (int i = 0; i < 10; i++)
-#pragma GCC unroll 2
-            for (int odd = 0; odd < 2; odd++) {
-                __m256i *s = c[odd], p0 = _mm256_mul_epu32(s[0], m0), p1 = _mm256_mul_epu32(s[2], m1);
-                s[0] = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(s[1], k0[i])), s[1] = p1;
-                s[2] = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(s[3], k1[i])), s[3] = p0;
-            }
-        for (int i = 0; i < 4; i++)
-            _mm256_storeu_si256((__m256i *)&x[i][j], _mm256_blend_epi32(c[0][i], _mm256_slli_epi64(c[1][i], 32), 0xAA));
-    }
-}
+#define WIDTH 8
+#include "cpu_philox.h"
+#define WIDTH 16
+#include "cpu_philox.h"
 #endif
 static Philox *philox = philox_plain; /* chosen when the module is loaded */
 
@@ -206,7 +180,7 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
 }
 
 #define FUNCTION(name)                                                                \
-    static PyObject *py_##name(PyObject *self, PyObject *const *args, Py_ssize_t n) { \
+    static PyObject *py_##name(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t n) { \
         static Kernel *const kernels[2] = {name##_f32, name##_f64};                   \
         return launch(kernels, args, n);                                              \
     }
@@ -230,7 +204,8 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cpu", NULL, 0, methods, NULL, NULL, NULL, NULL};
 PyMODINIT_FUNC PyInit__cpu(void) {
 #ifdef X86
-    if (__builtin_cpu_supports("avx2")) philox = philox_avx2;
+    if (__builtin_cpu_supports("avx2")) philox = philox_8;
+    if (__builtin_cpu_supports("avx512f")) philox = philox_16;
 #endif
     PyObject *m = PyModule_Create(&module);
     /* "name:type" of each field, in the letters of Python's struct, and the names of the priors. */

@@ -1,10 +1,13 @@
 """The kernels in C (``cpu.c``) as torch sees them: float32 and float64 on the CPU."""
 
+import math
 import struct
 import sys
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +25,8 @@ TYPES = (torch.float32, torch.float64)
 # Of kernels that draw nothing.
 _NO_KEY = Key(0)
 
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+
 if _cpu is not None:
     # The row of the table of parameters is defined in cpu.c alone.
     _NAMES, _LETTERS = zip(*(field.split(":") for field in _cpu.FIELDS.split()), strict=True)
@@ -37,15 +42,158 @@ def available() -> bool:
     return _cpu is not None
 
 
-def takes(parameters: Parameters) -> bool:
-    """Whether the kernels can read all of these, as they are now: ``.to`` changes a parameter in place."""
+# --- the table of parameters -----------------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    """The parameters as the kernels read them: a row for each, with the addresses of mu, rho and centre."""
+
+    memory: list[object]  # how it was when the rows were made
+    rows: bytes
+    odd: dict[int, list[Tensor]]  # columns of which a contiguous copy is needed at each launch
+    held: list[torch.UntypedStorage]  # so that nothing else comes to be at the same address
+
+
+def table(parameters: Parameters) -> Table | None:
+    """The table of ``parameters`` as they are now, or None where the kernels cannot read them.
+
+    It is made once, and again where a parameter was moved or converted, which happens in place.
+    """
     if not parameters.plain:
-        return False
-    for tensors in (parameters.mus, parameters.rhos, parameters.centres):
-        for mu, tensor in zip(parameters.mus, tensors, strict=False):  # there may be no centres
-            if tensor.dtype is not mu.dtype or tensor.dtype not in TYPES or not tensor.is_cpu:
-                return False
-    return True
+        return None
+    known: tuple[list[object], Table | None] | None = parameters.cache.get("table")
+    now = memory(parameters)
+    if known is None or known[0] != now:
+        known = parameters.cache["table"] = now, _make_table(parameters, now)
+    return known[1]
+
+
+def memory(parameters: Parameters) -> list[object]:
+    """Where and how the numbers are stored. It tells that data were replaced, which autograd does not notice."""
+    tensors = parameters.tensors
+    where = [*map(Tensor.data_ptr, tensors), *map(_dtype, tensors), *map(_shape, tensors)]
+    return [*where, *map(Tensor.is_contiguous, tensors), *map(Tensor.is_neg, tensors)]
+
+
+def _make_table(parameters: Parameters, memory: list[object]) -> Table | None:
+    columns = {_MU: parameters.mus, _RHO: parameters.rhos}
+    if parameters.centres:
+        columns[_CENTRE] = parameters.centres
+    for tensors in columns.values():
+        for mu, tensor in zip(parameters.mus, tensors, strict=True):
+            same = tensor.dtype is mu.dtype and tensor.shape == mu.shape
+            if not (same and tensor.dtype in TYPES and tensor.is_cpu):
+                return None
+    rows = bytearray()
+    row: dict[str, float] = dict.fromkeys(_NAMES, 0)
+    for p in parameters.each:
+        kind, a, b, c = prior_numbers(p.prior)
+        row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": p.q.mu.dtype is torch.float64}
+        row |= {"kind": _KINDS[kind], "a": a, "b": b, "c": c}
+        rows += _ROW.pack(*row.values())
+    odd = {column: tensors for column, tensors in columns.items() if not _readable(tensors)}
+    _write(rows, {column: tensors for column, tensors in columns.items() if column not in odd}, [])
+    return Table(memory, bytes(rows), odd, [tensor.untyped_storage() for tensor in parameters.tensors])
+
+
+def _needed(parameters: Parameters) -> Table:
+    found = table(parameters)
+    assert found is not None, "the caller asks first"
+    return found
+
+
+def _readable(tensors: Sequence[Tensor]) -> bool:
+    return all(map(Tensor.is_contiguous, tensors)) and not any(map(Tensor.is_neg, tensors))
+
+
+def _write(rows: bytearray, columns: dict[int, Sequence[Tensor]], held: list[Tensor]) -> None:
+    """Put the addresses of tensors into the rows; ``held`` keeps copies of those that the kernels cannot read."""
+    with memoryview(rows) as view, view.cast("q") as words:
+        for column, tensors in columns.items():
+            if not _readable(tensors):
+                tensors = [tensor.resolve_neg().contiguous() for tensor in tensors]
+                held += tensors
+            addresses = array("q", map(Tensor.data_ptr, tensors))
+            if 0 in addresses:
+                _refuse_without_memory(tensors)
+            words[column::_WORDS] = addresses
+
+
+def _refuse_without_memory(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        if not tensor.data_ptr() and tensor.numel():
+            raise RuntimeError(
+                f"The kernels cannot read a tensor without memory of its own (a {type(tensor).__name__}). Compute "
+                "inside `with bayesbackprop.plain_kernels():` instead."
+            )
+
+
+def _launch(
+    kernel: Callable[..., float],
+    table: Table,
+    columns: dict[int, Sequence[Tensor]],
+    key: Key = _NO_KEY,
+    own: float = 0.0,
+) -> float:
+    rows, held = bytearray(table.rows), list[Tensor]()  # copies must live until the kernel has read them
+    _write(rows, {**table.odd, **columns} if table.odd else columns, held)
+    return kernel(rows, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), own)
+
+
+# --- the kernels -----------------------------------------------------------------------------------------------------
+
+
+def draw(parameters: Parameters, key: Key, known: Table | None = None) -> tuple[list[Tensor], float]:
+    """The weights of all ``parameters``, and log q(w|theta) - log P(w) over all, P of the known priors alone."""
+    ws = buffers(parameters, "weights", parameters.mus)
+    return ws, _launch(_cpu.draw, known or _needed(parameters), {_W: ws}, key)
+
+
+def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
+    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
+    if many == 1:  # often called, by those who use a draw and forget it
+        ws = [w.unsqueeze(0) for w in buffers(parameters, "weights", parameters.mus)]
+    else:
+        ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
+    _launch(_cpu.draws, _needed(parameters), {_W: ws}, key, float(many))
+    return ws
+
+
+def backward(
+    parameters: Parameters,
+    ws: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    complexity_gradient: float,
+    to_mu: Sequence[Tensor],
+    drawn: Table | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(3), (4): Delta_mu and Delta_rho of each parameter from df/dw at the weights ``ws``.
+
+    Args:
+        parameters: The parameters.
+        ws: The weights that were drawn.
+        gradients: df/dw.
+        complexity_gradient: The weight of the complexity in f.
+        to_mu: Where Delta_mu goes; it may be ``gradients`` or ``ws``.
+        drawn: The table at the time of the draw, to refuse what was changed since.
+    """
+    now = table(parameters)
+    if now is None or (drawn is not None and now is not drawn and now.memory != drawn.memory):
+        raise RuntimeError(
+            "The memory, the type or the shape of a parameter was changed after its weights were drawn: compute the "
+            "cost again before backward."
+        )
+    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
+    columns = {_W: ws, _GW: gradients, _GMU: to_mu, _GRHO: to_rho}
+    _launch(_cpu.backward, now, columns, own=complexity_gradient)
+    return list(to_mu), to_rho
+
+
+def variances(parameters: Parameters) -> list[Tensor]:
+    """sigma^2 of each parameter."""
+    squares = [_empty(mu) for mu in parameters.mus]
+    _launch(_cpu.variance, _needed(parameters), {_W: squares})
+    return squares
 
 
 def normal(out: Tensor, key: Key, stream: int, many: int = 1) -> Tensor:
@@ -58,128 +206,13 @@ def signs(out: Tensor, key: Key, stream: int) -> Tensor:
     return _fill(_cpu.signs, out, key, stream)
 
 
-def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], float]:
-    """The weights of all ``parameters``, and log q(w|theta) - log P(w) over all, P of the known priors alone."""
-    ws = buffers(parameters, "weights", parameters.mus)
-    return ws, _launch(_cpu.draw, parameters, {_W: ws}, key)
-
-
-def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
-    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
-    if many == 1:  # often called, by those who use a draw and forget it
-        ws = [w.unsqueeze(0) for w in buffers(parameters, "weights", parameters.mus)]
-    else:
-        ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
-    _launch(_cpu.draws, parameters, {_W: ws}, key, float(many))
-    return ws
-
-
-def backward(
-    parameters: Parameters,
-    ws: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    complexity_gradient: float,
-    to_mu: Sequence[Tensor],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """(3), (4): Delta_mu and Delta_rho of each parameter from df/dw, into ``to_mu``, which may be ``gradients``."""
-    for tensors in (parameters.mus, parameters.rhos, parameters.centres):
-        for w, tensor in zip(ws, tensors, strict=False):  # there may be no centres
-            if w.dtype is not tensor.dtype or w.shape != tensor.shape:
-                raise RuntimeError(
-                    "The type or the shape of a parameter was changed after its weights were drawn: compute the cost "
-                    "again before backward."
-                )
-    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
-    columns = {_W: ws, _GW: gradients, _GMU: to_mu, _GRHO: to_rho}
-    _launch(_cpu.backward, parameters, columns, own=complexity_gradient)
-    return list(to_mu), to_rho
-
-
-def addresses(parameters: Parameters) -> list[int]:
-    """Where the numbers are: what tells that data were replaced, which autograd does not notice."""
-    found = [tensor.data_ptr() for tensor in parameters.tensors]
-    if found != parameters.cache.get("addresses"):
-        # Held, so that nothing else comes to be at the same address.
-        parameters.cache["addresses"] = found
-        parameters.cache["held"] = [tensor.untyped_storage() for tensor in parameters.tensors]
-    return found
-
-
-def check_addresses(parameters: Parameters, before: list[int]) -> None:
-    """Refuse to go back where data were replaced since the weights were drawn."""
-    if addresses(parameters) != before:
-        raise RuntimeError(
-            "The memory of a parameter was changed after the cost was computed: compute the cost again before backward."
-        )
-
-
-def variances(parameters: Parameters) -> list[Tensor]:
-    """sigma^2 of each parameter."""
-    squares = [torch.empty_like(mu, memory_format=torch.contiguous_format) for mu in parameters.mus]
-    _launch(_cpu.variance, parameters, {_W: squares})
-    return squares
-
-
 def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int, many: int = 1) -> Tensor:
     words = [0] * _WORDS
     words[_N], words[_STREAM], words[_W] = out.numel() // many, stream, out.data_ptr()
     words[_WIDE] = out.dtype is torch.float64
-    table = bytearray(_ROW.pack(*words))
-    kernel(table, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), float(many))
+    rows = bytearray(_ROW.pack(*words))
+    kernel(rows, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), float(many))
     return out
-
-
-def _launch(
-    kernel: Callable[..., float],
-    parameters: Parameters,
-    columns: dict[int, Sequence[Tensor]],
-    key: Key = _NO_KEY,
-    own: float = 0.0,
-) -> float:
-    table = bytearray(_table(parameters))
-    words = memoryview(table).cast("q")
-    held: list[Tensor] = []  # contiguous copies, which must live until the kernel has read them
-    read = ((_MU, parameters.mus), (_RHO, parameters.rhos), (_CENTRE, parameters.centres))
-    for column, tensors in (*read, *columns.items()):
-        if tensors:
-            addresses = [
-                t.data_ptr() if t.is_contiguous() and not t.is_neg() else _address_of_copy(t, held) for t in tensors
-            ]
-            if 0 in addresses:
-                _refuse_without_memory(tensors, addresses)
-            words[column::_WORDS] = array("q", addresses)
-    words.release()
-    return kernel(table, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), own)
-
-
-def _address_of_copy(tensor: Tensor, held: list[Tensor]) -> int:
-    held.append(tensor.resolve_neg().contiguous())
-    return held[-1].data_ptr()
-
-
-def _refuse_without_memory(tensors: Sequence[Tensor], addresses: Sequence[int]) -> None:
-    for tensor, address in zip(tensors, addresses, strict=True):
-        if not address and tensor.numel():
-            raise RuntimeError(
-                f"The kernels cannot read a tensor without memory of its own (a {type(tensor).__name__}). Compute "
-                "inside `with bayesbackprop.plain_kernels():` instead."
-            )
-
-
-def _table(parameters: Parameters) -> bytes:
-    """The table of the kernels, with no addresses in it; made anew where a type has changed."""
-    types = [mu.dtype for mu in parameters.mus]
-    known: tuple[list[torch.dtype], bytes] = parameters.cache.get("table", ([], b""))
-    if known[0] != types:
-        row: dict[str, float] = dict.fromkeys(_NAMES, 0)
-        rows: list[bytes] = []
-        for p, dtype in zip(parameters.each, types, strict=True):
-            kind, a, b, c = prior_numbers(p.prior)
-            row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": dtype is torch.float64}
-            row |= {"kind": _KINDS[kind], "a": a, "b": b, "c": c}
-            rows.append(_ROW.pack(*row.values()))
-        known = parameters.cache["table"] = types, b"".join(rows)
-    return known[1]
 
 
 # --- memory that is used again ---------------------------------------------------------------------------------------
@@ -193,6 +226,9 @@ _taking = threading.Lock()
 # Weights of which the C library keeps the memory by itself.
 _LARGE = 2**16
 
+# Buffers to keep for each tensor: weights may become gradients, which a user clears only after the next draw.
+_KEPT = 2
+
 
 def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous tensors like these, with whatever is in them: those of the last call, if nobody holds them any more.
@@ -203,13 +239,38 @@ def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> lis
     if parameters.numel < _LARGE:
         return [_empty(tensor) for tensor in like]
     with _taking:
-        kept: list[Tensor] = parameters.cache.setdefault(purpose, [])
-        if len(kept) != len(like):
-            kept[:] = map(_empty, like)
-        for number, (buffer, wanted) in enumerate(zip(kept, like, strict=True)):
-            if buffer.dtype is not wanted.dtype or buffer.shape != wanted.shape or _is_held(buffer):
-                kept[number] = _empty(wanted)
-        return [buffer.detach() for buffer in kept]
+        pools: list[list[Tensor]] = parameters.cache.setdefault(purpose, [])
+        if len(pools) != len(like):
+            pools[:] = [[] for _ in like]
+        return [_unheld(pool, wanted).detach() for pool, wanted in zip(pools, like, strict=True)]
+
+
+def _unheld(pool: list[Tensor], wanted: Tensor) -> Tensor:
+    for buffer in pool:
+        if buffer.dtype is wanted.dtype and buffer.shape == wanted.shape and holders(buffer) == 1:
+            return buffer
+    pool[:] = [*pool[1 - _KEPT :], _empty(wanted)]
+    return pool[-1]
+
+
+def own_or_new(parameters: Parameters, purpose: str, tensors: Sequence[Tensor], expected: int) -> list[Tensor]:
+    """The same memory as these :func:`buffers`, to be overwritten; new where it has more holders than ``expected``."""
+    kept = {buffer.data_ptr() for pool in parameters.cache.get(purpose, ()) for buffer in pool}
+    return [
+        tensor.detach() if holders(tensor) <= expected + (tensor.data_ptr() in kept) else _empty(tensor)
+        for tensor in tensors
+    ]
+
+
+def holders(tensor: Tensor) -> float:
+    """How many tensors share the memory of this one; infinitely many where others may who are not counted."""
+    if _use_count is None:
+        return math.inf
+    storage = tensor.untyped_storage()
+    # Someone may hold the storage object itself; other processes may; what inference mode made cannot be trained with.
+    if sys.getrefcount(storage) > _UNHELD or storage.is_shared() or tensor.is_inference():
+        return math.inf
+    return float(_use_count(storage._cdata) - 1)  # one count is that of the storage object asked
 
 
 def _references(tensor: Tensor) -> int:
@@ -222,11 +283,3 @@ _UNHELD = _references(torch.empty(1)) + 1
 
 def _empty(like: Tensor) -> Tensor:
     return torch.empty_like(like, requires_grad=False, memory_format=torch.contiguous_format)
-
-
-def _is_held(tensor: Tensor) -> bool:
-    # One count is the tensor's own, one that of the storage object asked. Other processes are not counted.
-    storage = tensor.untyped_storage()
-    held = _use_count is None or storage.is_shared() or _use_count(storage._cdata) > 2
-    held = held or sys.getrefcount(storage) > _UNHELD  # a user may hold the storage object itself
-    return held or tensor.is_inference()  # which could not be trained with

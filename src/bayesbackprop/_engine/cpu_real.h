@@ -39,7 +39,7 @@ INLINE REAL NAME(log)(REAL x) {
     REAL e = NAME(real)((u >> MANTISSA) | NAME(bits)(two)) - (two + (REAL)(one >> MANTISSA));
     REAL f = NAME(real)((u & (((UINT)1 << MANTISSA) - 1)) + half) - 1;
     REAL s = f / (2 + f), z = s * s;
-    return e * LN2_HIGH + (e * LN2_LOW + (2 * s + s * z * POLY(z, LOG)));
+    return e * LN2_HIGH + (e * LN2_LOW + (s + s + s * z * POLY(z, LOG)));
 }
 
 /* The uint32 as a real, rounded once: both halves and the product are exact. */
@@ -62,14 +62,16 @@ INLINE void NAME(box_muller)(uint32_t x0, uint32_t x1, REAL *cosine, REAL *sine)
 /* eps[0..m) of one block; first is a multiple of 32.  eps has room for whole groups of 32. */
 INLINE void NAME(noise)(const Key *key, uint32_t stream, uint32_t draw, int64_t first, int m, REAL *eps) {
     uint32_t x[4][BLOCK / 4];
+    REAL cosine[BLOCK / 4], sine[BLOCK / 4];
     int groups = (m + 31) / 32;
     philox(key, (uint32_t)(first / 4), stream, draw, groups * 8, x);
-    for (int g = 0; g < groups; g++) {
-        REAL *e = eps + 32 * g;
+    for (int half = 0; half < 32; half += 16) {
+        const uint32_t *a = x[half / 8], *b = x[half / 8 + 1];
 #pragma omp simd
-        for (int l = 0; l < 8; l++) {
-            NAME(box_muller)(x[0][8 * g + l], x[1][8 * g + l], &e[l], &e[8 + l]);
-            NAME(box_muller)(x[2][8 * g + l], x[3][8 * g + l], &e[16 + l], &e[24 + l]);
+        for (int j = 0; j < groups * 8; j++) NAME(box_muller)(a[j], b[j], &cosine[j], &sine[j]);
+        for (int g = 0; g < groups; g++) { /* of the 32 numbers of a group, 16 */
+            memcpy(eps + 32 * g + half, cosine + 8 * g, 8 * sizeof(REAL));
+            memcpy(eps + 32 * g + half + 8, sine + 8 * g, 8 * sizeof(REAL));
         }
     }
 }
@@ -79,9 +81,9 @@ INLINE void NAME(noise)(const Key *key, uint32_t stream, uint32_t draw, int64_t 
  * A constant weight has sigma exactly 0. */
 INLINE REAL NAME(softplus)(const int mixed, REAL rho, REAL *t, REAL *scale) {
     *t = NAME(exp_minus)(rho);
-    REAL ratio = POLY(*t, LOG1P); /* log(1 + t) / t */
-    *scale = rho < 0 ? ratio : rho + *t * ratio;
-    REAL sigma = rho < 0 ? *t * *scale : *scale;
+    REAL ratio = POLY(*t, LOG1P), log1p = *t * ratio; /* log(1 + t) / t, log(1 + t) */
+    REAL sigma = rho < 0 ? log1p : rho + log1p;
+    *scale = rho < 0 ? ratio : sigma;
     return mixed && CONSTANT(rho) ? 0 : sigma;
 }
 

@@ -1,8 +1,8 @@
 """Running a network on weights drawn from its posterior: the one interface for training and prediction.
 
-An :class:`Executor` says which calls it :meth:`~Executor.supports` and runs them; autograd, or a node of its own, goes
-back. ``Engine.executors`` is the list, the quickest first and :class:`AnyModule`, which supports everything, last. So a
-new fast path is one class and one entry of that list.
+An :class:`Executor` runs a call, or answers ``NotImplemented``; autograd, or a node of its own, goes back.
+``Engine.executors`` is the list, the quickest first and :class:`AnyModule`, which runs everything, last. So a new fast
+path is one class and one entry of that list.
 """
 
 import sys
@@ -139,27 +139,12 @@ class Engine:
             return False
         return all(slots is None or slots.valid() for slots in (self._means, self._rhos, self._centres))
 
-    def forward(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of the network at ``draw``, by the first executor that supports the call."""
-        return self._executor(draw, args, kwargs).forward(draw, args, kwargs)
-
-    def cost(
-        self, draw: "Draw", likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
-    ) -> Tensor:
-        """The likelihood cost of the network at ``draw``."""
-        return self._executor(draw, args, kwargs).cost(draw, likelihood, args, kwargs, targets)
-
-    def _executor(self, draw: "Draw", args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
-        if draw.has_weights:  # others would draw them again, from a posterior that may have changed
-            return self.any_module
-        for executor in self.executors[:-1]:
-            if executor.supports(draw.key, args, kwargs):
-                return executor
-        return self.executors[-1]
-
-    def predictor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Executor":
-        """The first executor that can predict for this call."""
-        return next(executor for executor in self.executors if executor.supports_prediction(args, kwargs))
+    def first(self, method: str, *args: Any) -> Any:
+        """What the first executor that can do it answers."""
+        for executor in self.executors:
+            if (answer := getattr(executor, method)(*args)) is not NotImplemented:
+                return answer
+        raise AssertionError("AnyModule runs everything")
 
 
 class Draw:
@@ -179,11 +164,12 @@ class Draw:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the network at this draw."""
-        return self._engine.forward(self, args, kwargs)
+        return self._engine.first("forward", self, args, kwargs)
 
     def cost(self, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> Tensor:
         """The likelihood cost at this draw, -log P(y|x,w) averaged over the examples."""
-        return self._engine.cost(self, likelihood, args, kwargs, targets)
+        cost: Tensor = self._engine.first("cost", self, likelihood, args, kwargs, targets)
+        return cost
 
     @property
     def has_weights(self) -> bool:
@@ -221,11 +207,7 @@ class Draw:
 
 
 class Executor(ABC):
-    """One way to run a network on drawn weights."""
-
-    @abstractmethod
-    def supports(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether :meth:`forward` gives what calling the network with these would."""
+    """One way to run a network on drawn weights. A method answers ``NotImplemented`` to a call that it cannot run."""
 
     @abstractmethod
     def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -233,17 +215,17 @@ class Executor(ABC):
 
     def cost(
         self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
-    ) -> Tensor:
+    ) -> Any:
         """The likelihood cost of the network at ``draw``; to be overridden where it can be had faster."""
-        return likelihood.cost(self.forward(draw, args, kwargs), targets)
-
-    @abstractmethod
-    def supports_prediction(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether :meth:`outputs` gives each example the distribution that drawn networks would."""
+        output = self.forward(draw, args, kwargs)
+        return output if output is NotImplemented else likelihood.cost(output, targets)
 
     @abstractmethod
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``draws`` networks make of the call, ``[draws, ...]``, in about ``memory`` bytes at a time."""
+        """What ``draws`` networks make of the call, ``[draws, ...]``, in about ``memory`` bytes at a time.
+
+        Each example has the distribution that drawn networks would give it.
+        """
 
 
 class AnyModule(Executor):
@@ -251,12 +233,6 @@ class AnyModule(Executor):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-
-    def supports(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ARG002
-        return True
-
-    def supports_prediction(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ARG002
-        return True
 
     def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shared = self._engine.shared.names

@@ -16,7 +16,7 @@ exactly the predictive distribution of drawn networks; what differs is only whet
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +39,9 @@ class Activation(NamedTuple):
 
 # Functions of each number by itself. Those without an entry are for prediction; training goes through autograd.
 ACTIVATIONS: dict[type[nn.Module], Activation | None] = {
-    nn.ReLU: Activation(torch.relu_, lambda gradient, h: torch.ops.aten.threshold_backward(gradient, h, 0)),
-    nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward),
-    nn.Sigmoid: Activation(torch.sigmoid_, torch.ops.aten.sigmoid_backward),
+    nn.ReLU: Activation(torch.relu_, lambda gradient, h: torch.ops.aten.threshold_backward.default(gradient, h, 0)),
+    nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward.default),
+    nn.Sigmoid: Activation(torch.sigmoid_, torch.ops.aten.sigmoid_backward.default),
     nn.Identity: Activation(lambda h: h, lambda gradient, _: gradient),
     nn.GELU: None,
     nn.SiLU: None,
@@ -137,31 +137,33 @@ class FullyConnected(Executor):
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def supports(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if not self._trains or not self._takes(args, kwargs) or not ops.runs_eagerly(key):
-            return False
-        x = args[0]
-        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
-            return False
-        return ops.has_kernel(self._parameters)
-
-    def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
-        return self._apply(draw, args[0], None, None)
+    def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._apply(draw, args, kwargs, None, None)
 
     def cost(
         self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
-    ) -> Tensor:
+    ) -> Any:
         if not likelihood.has_slope or not isinstance(targets, Tensor) or targets.requires_grad:
             return super().cost(draw, likelihood, args, kwargs, targets)
-        return self._apply(draw, args[0], likelihood, targets)
+        return self._apply(draw, args, kwargs, likelihood, targets)
 
-    def _apply(self, draw: Draw, x: Tensor, likelihood: Likelihood | None, targets: Any) -> Tensor:
+    def _apply(
+        self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any], likelihood: Likelihood | None, targets: Any
+    ) -> Any:
         parameters = self._parameters
+        if not self._trains or draw.has_weights or not self._takes(args, kwargs):
+            return NotImplemented
+        x = args[0]
+        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
+            return NotImplemented
+        table = ops.cpu_table(parameters, draw.key)
+        if table is None:
+            return NotImplemented
         x = x.flatten(1) if self._flattens else x
         tensors = (x, *parameters.mus, *parameters.rhos)
-        result, complexity = _DrawAndRun.apply(self, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
+        result, complexity = _DrawAndRun.apply(self, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
         draw.drawn_inside(complexity)
-        return cast(Tensor, result)
+        return result
 
     def run(self, ws: Sequence[Tensor], x: Tensor) -> list[Tensor]:
         """The input, and what comes out of each linear layer; a function takes the place of its own input."""
@@ -170,8 +172,7 @@ class FullyConnected(Executor):
             if weight < 0:
                 _activation(module).in_place(hs[-1])
             else:
-                w = ws[weight].t()
-                hs.append(hs[-1] @ w if bias is None else torch.addmm(ws[bias], hs[-1], w))
+                hs.append(F.linear(hs[-1], ws[weight], None if bias is None else ws[bias]))
         return hs
 
     def go_back(
@@ -194,11 +195,9 @@ class FullyConnected(Executor):
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
-    def supports_prediction(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        # The squares of float16 are 0 or infinite too soon.
-        return self._takes(args, kwargs) and args[0].dtype is not torch.float16
-
-    def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:  # noqa: ARG002
+    def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._takes(args, kwargs) or args[0].dtype is torch.float16:  # whose squares are soon 0 or infinite
+            return NotImplemented
         x = args[0].flatten(1) if self._flattens else args[0]
         first = next(number for number, step in enumerate(self._steps) if step.weight >= 0)
         for step in self._steps[:first]:
@@ -247,13 +246,20 @@ class _DrawAndRun(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, net: FullyConnected, key: Key, likelihood: Likelihood | None, targets: Any, x: Tensor, *_: Tensor
+        ctx: Any,
+        net: FullyConnected,
+        table: cpu.Table,
+        key: Key,
+        likelihood: Likelihood | None,
+        targets: Any,
+        x: Tensor,
+        *_: Tensor,
     ) -> tuple[Tensor, Tensor]:
         parameters = net._parameters
-        ws, complexity = cpu.draw(parameters, key)
+        ws, complexity = cpu.draw(parameters, key, table)
         hs = net.run(ws, x)
         output = result = hs[-1]
-        ctx.net, ctx.slope, ctx.addresses = net, None, cpu.addresses(parameters)
+        ctx.net, ctx.slope, ctx.table = net, None, table
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
         # All parameters, so that a change in between is noticed. The last output is of use only to a function on it.
@@ -261,13 +267,12 @@ class _DrawAndRun(torch.autograd.Function):
         ctx.counts = len(ws), len(hs), len(kept)
         ctx.save_for_backward(*ws, *kept, *parameters.tensors)
         ctx.set_materialize_grads(False)
-        return result, x.new_tensor(complexity)
+        return result, x.new_full((), complexity)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
         ops.refuse_second_derivatives()
         net: FullyConnected = ctx.net
-        cpu.check_addresses(net._parameters, ctx.addresses)
         weights, layers, kept = ctx.counts
         saved = ctx.saved_tensors
         ws, hs = saved[:weights], list(saved[weights : weights + kept])
@@ -277,10 +282,10 @@ class _DrawAndRun(torch.autograd.Function):
             to_x, gradients = None, [torch.zeros_like(w) for w in ws]
         else:
             of_output = gradient if ctx.slope is None else ctx.slope * gradient
-            gradients, to_x = net.go_back(ws, hs, of_output, to_input=ctx.needs_input_grad[4])
+            gradients, to_x = net.go_back(ws, hs, of_output, to_input=ctx.needs_input_grad[5])
         share = 0.0 if of_complexity is None else float(of_complexity)
-        to_mu, to_rho = cpu.backward(net._parameters, ws, gradients, share, to_mu=gradients)
-        return (None, None, None, None, to_x, *to_mu, *to_rho)
+        to_mu, to_rho = cpu.backward(net._parameters, ws, gradients, share, gradients, ctx.table)
+        return (None, None, None, None, None, to_x, *to_mu, *to_rho)
 
 
 class _Layer(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -113,13 +114,13 @@ def has_kernel(parameters: Parameters) -> bool:
         return False
     if parameters.mus[0].device.type == "cpu":
         # What a compiler traces stands for tensors that were looked at when the parameters were found.
-        return cpu.available() and (torch.compiler.is_compiling() or cpu.takes(parameters))
+        return cpu.available() and (torch.compiler.is_compiling() or cpu.table(parameters) is not None)
     return _triton_takes(parameters)
 
 
-def runs_eagerly(key: Key) -> bool:
-    """Whether nothing is being traced, compiled or vectorised: the kernels may be called directly."""
-    return not _traced(key)
+def cpu_table(parameters: Parameters, key: Key) -> cpu.Table | None:
+    """The table for the kernels in C where they may be called directly: nothing is traced or vectorised."""
+    return cpu.table(parameters) if cpu.available() and _kernels_wanted() and not _traced(key) else None
 
 
 def refuse_second_derivatives() -> None:
@@ -137,7 +138,7 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
         ws, cost = _draw(parameters, key)
-        ctx.parameters, ctx.addresses = parameters, cpu.addresses(parameters)
+        ctx.parameters, ctx.key, ctx.table, ctx.overwritten = parameters, key, cpu.table(parameters), False
         ctx.save_for_backward(*ws, *parameters.tensors)  # all, so that a change in between is noticed
         ctx.set_materialize_grads(False)
         return (*ws, cost)
@@ -145,12 +146,43 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        cpu.check_addresses(ctx.parameters, ctx.addresses)
+        parameters: Parameters = ctx.parameters
         *of_ws, of_cost = gradients
-        ws = ctx.saved_tensors[: len(of_ws)]
+        ws: Sequence[Tensor] = ctx.saved_tensors[: len(of_ws)]
+        if ctx.overwritten:  # by an earlier pass over a graph that was kept; the same noise gives the same weights
+            ws, _ = _draw(parameters, ctx.key)
         dense = [_dense(gradient, w) for w, gradient in zip(ws, of_ws, strict=True)]
-        to_mu, to_rho = _backward(ctx.parameters, ws, dense, 0.0 if of_cost is None else float(of_cost))
+        share = 0.0 if of_cost is None else float(of_cost)
+        if ctx.table is None:
+            to_mu, to_rho = _backward_on_gpu(parameters, ws, dense, share)
+        else:
+            # Delta_mu takes the place of the weights that nobody else sees any more: a third large copy is saved.
+            ctx.overwritten = True
+            places = cpu.own_or_new(parameters, "weights", ws, _holders_of_saved())
+            to_mu, to_rho = cpu.backward(parameters, ws, dense, share, places, ctx.table)
         return (None, None, *to_mu, *to_rho)
+
+
+@cache
+def _holders_of_saved() -> int:
+    """How many tensors share the memory of a result that a node saved, if nobody else holds it: torch decides."""
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            result = torch.empty_like(x)
+            ctx.save_for_backward(result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *_: Tensor) -> Tensor:
+            (saved,) = ctx.saved_tensors
+            return torch.full_like(saved, cpu.holders(saved))
+
+    with torch.enable_grad():
+        x = torch.zeros((), requires_grad=True)
+        (count,) = torch.autograd.grad(Probe.apply(x) + 0, x)  # type: ignore[no-untyped-call]  # + 0: nobody holds it
+    return int(count)
 
 
 def _draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal, plain_kernels
 from bayesbackprop._engine import cpu
 from bayesbackprop._engine.parameters import Parameters
+from bayesbackprop_paper.bench.memory import peak_memory
 from costs import data, gradients, model_of, wraps
 from engine_parameters import parameters_of
+from opaque import Opaque
 
 pytestmark = pytest.mark.equivalence
 
@@ -142,9 +144,77 @@ def test_training_uses_memory_again(wrap: Any) -> None:
     for _ in range(4):
         model.zero_grad()
         free_energy(*data()).backward()
-        places.append([kept.data_ptr() for purpose in ("weights", "gradients of rho") for kept in cache[purpose]])
+        pools = [pool for purpose in ("weights", "gradients of rho") for pool in cache[purpose]]
+        assert [len(pool) for pool in pools] == [1] * 8
+        places.append([kept.data_ptr() for (kept,) in pools])
     assert places[1:] == places[:1] * 3
     assert places[0][4:] == [rho.grad.data_ptr() for rho in model.rho.parameters()]
+
+
+@wraps
+def test_gradients_cleared_after_the_draw_alternate_between_two_buffers(wrap: Any) -> None:
+    model = model_of(wrap)
+    free_energy = FreeEnergy(model, n=40)
+    cache = model.engine().parameters.cache
+    for step in range(1, 6):
+        cost = free_energy(*data())
+        model.zero_grad()
+        cost.backward()
+        torch.testing.assert_close(gradients(model), plain_gradients(model, step))
+        assert max(len(pool) for purpose in ("weights", "gradients of rho") for pool in cache[purpose]) <= 2
+
+
+@wraps
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_second_pass_over_a_kept_graph_gives_the_same_gradients(wrap: Any, kept: bool) -> None:
+    """Delta_mu takes the place of weights that nobody holds: those of a second pass are drawn again."""
+    model = model_of(wrap)
+    free_energy = FreeEnergy(model, n=40)
+    expected = plain_gradients(model, 1)
+    waiting = [free_energy(*data())] if kept else []  # then the memory of the weights is not the pool's any more
+    cost = free_energy(*data(), step=1)
+    for _ in range(3):
+        model.zero_grad()
+        cost.backward(retain_graph=True)
+        torch.testing.assert_close(gradients(model), expected)
+    for other in waiting:
+        model.zero_grad()
+        other.backward()
+        torch.testing.assert_close(gradients(model), expected)
+
+
+@pytest.mark.parametrize("older", [True, False], ids=["out of the pool", "of the pool"])
+@pytest.mark.parametrize("keep", ["the weights", *KEEP])
+def test_weights_that_someone_keeps_do_not_become_gradients(keep: str, older: bool) -> None:
+    model = model_of(Opaque)
+    draw = model.draw(1)
+    output = draw(data()[0])
+    name, weight = next(iter(draw.weights.items()))
+    one = weight.detach() if keep == "the weights" else KEEP[keep](weight.detach())
+    before = one.tolist()
+    if older:
+        _ = model.draw(2).weights
+    del draw, weight
+    output.sum().backward()
+    assert one.tolist() == before, name
+
+
+@wraps
+def test_a_step_needs_one_copy_of_the_weights_besides_parameters_and_gradients(wrap: Any) -> None:
+    weights = 400 * 400 + 410 + 400 * 10
+
+    def build() -> Callable[[], None]:
+        net = wrap(nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)))
+        free_energy = FreeEnergy(Bayesian(net, Categorical(), seed=0), n=40)
+
+        def step() -> None:
+            free_energy.zero_grad()
+            free_energy(torch.ones(4, 400), torch.zeros(4, dtype=torch.int64)).backward()
+
+        return step
+
+    parameters_and_gradients = 4
+    assert peak_memory(build) / (4 * weights) < parameters_and_gradients + 1.3
 
 
 @wraps

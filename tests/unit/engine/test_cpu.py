@@ -33,12 +33,15 @@ def test_a_row_of_the_table_is_defined_in_c_alone() -> None:
     assert set(letters) == {"q", "d"}
     assert cpu._ROW.size == 8 * len(names)
     prior = ScaleMixture(0.25, 1.0, 0.1)
-    table = cpu._table(parameters_of(33, prior, torch.float64, streams=(20, 8)))
+    parameters = parameters_of(33, prior, torch.float64, streams=(20, 8))
+    table = cpu.table(parameters)
+    assert table is not None
     for number, which in enumerate((20, 8)):
-        packed = cpu._ROW.unpack(table[number * cpu._ROW.size : (number + 1) * cpu._ROW.size])
+        packed = cpu._ROW.unpack(table.rows[number * cpu._ROW.size : (number + 1) * cpu._ROW.size])
         row = dict(zip(names, packed, strict=True))
         kind = cpu._cpu.PRIORS.split().index("MIXTURE")
         expected = {"n": 33, "stream": which, "wide": 1, "kind": kind, "a": 0.25, "b": 1.0, "c": 0.1}
+        expected |= {name: getattr(parameters.each[number].q, name).data_ptr() for name in ("mu", "rho")}
         assert row == dict.fromkeys(names, 0) | expected
 
 

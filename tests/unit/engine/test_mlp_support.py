@@ -234,14 +234,18 @@ def test_inputs_that_are_not_taken(kind: str, taken: list[int]) -> None:
 
 
 def test_one_tensor_is_taken() -> None:
-    fully_connected, any_module = bayesian(net_of([3, 4]), Categorical()).engine().executors
+    model = bayesian(net_of([3, 4]), Categorical())
+    fully_connected, _ = model.engine().executors
     assert isinstance(fully_connected, FullyConnected)
-    x, key = torch.randn(5, 3), Key(0)
-    assert fully_connected.supports(key, (x,), {})
+    x = torch.randn(5, 3)
+    assert fully_connected.forward(model.draw(), (x,), {}).shape == (5, 4)
+    assert fully_connected.outputs(Key(0), 2, 2**20, (x,), {}).shape == (2, 5, 4)
     for args, kwargs in (((), {"input": x}), ((x, x), {}), ((x,), {"scale": 2}), ((), {}), (([x],), {})):
-        assert not fully_connected.supports(key, args, kwargs)
-        assert any_module.supports(key, args, kwargs)
-    assert not fully_connected.supports(Key(0, torch.tensor(1)), (x,), {})  # as in a compiled function
+        assert fully_connected.forward(model.draw(), args, kwargs) is NotImplemented
+        assert fully_connected.cost(model.draw(), Categorical(), args, kwargs, None) is NotImplemented
+        assert fully_connected.outputs(Key(0), 2, 2**20, args, kwargs) is NotImplemented
+    # As in a compiled function.
+    assert fully_connected.forward(model.draw(torch.tensor(1)), (x,), {}) is NotImplemented
 
 
 def test_inputs_of_another_type_are_refused_as_torch_does(taken: list[int]) -> None:
