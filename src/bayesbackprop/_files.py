@@ -272,14 +272,3 @@ def _clean(path: Path) -> None:
         for left in path.parent.iterdir():
             if name.fullmatch(left.name) and left.is_file() and time.time() - left.lstat().st_mtime > _ABANDONED:
                 left.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of the same block for the same folder. A process that dies releases the lock."""
-    import fcntl  # not on every system
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -18,14 +17,6 @@ from bayesbackprop.saving import load
 
 # The means in a file of a Bayesian network in nn.Sequential.
 _MEAN = re.compile(r"net\.(\d+)\.(weight|bias)")
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Within it torch's generator starts at ``seed``, which decides initial weights; after it, it is as before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def mlp(
