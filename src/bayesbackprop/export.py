@@ -52,11 +52,6 @@ class SparseLinear(nn.Module):
         tensor([[6., 1.]])
     """
 
-    rows: Tensor
-    columns: Tensor
-    values: Tensor
-    bias: Tensor
-
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -64,10 +59,9 @@ class SparseLinear(nn.Module):
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             compressed = weight.detach().to_sparse_csr()
         # 32 bits are the indices of the library below, which torch would otherwise convert at each call.
-        self.register_buffer("rows", compressed.crow_indices().int())
-        self.register_buffer("columns", compressed.col_indices().int())
-        self.register_buffer("values", compressed.values())
-        self.register_buffer("bias", bias.detach().clone())
+        self.rows = nn.Buffer(compressed.crow_indices().int())
+        self.columns = nn.Buffer(compressed.col_indices().int())
+        self.values, self.bias = nn.Buffer(compressed.values()), nn.Buffer(bias.detach().clone())
 
     @property
     def weight(self) -> Tensor:
@@ -129,6 +123,15 @@ class SparseNetwork(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_steps": [], "_places": []}  # a copy finds its own
+
+
+@dataclass
+class _Stage:
+    """A linear layer and the elementwise functions behind it."""
+
+    weight: Tensor
+    bias: Tensor
+    functions: list[nn.Module]
 
 
 def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
@@ -211,18 +214,6 @@ def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
     return SparseNetwork(nn.Sequential(*modules))
 
 
-# --- making ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Stage:
-    """A linear layer and the elementwise functions behind it."""
-
-    weight: Tensor
-    bias: Tensor
-    functions: list[nn.Module]
-
-
 def _linear(weight: Tensor, bias: Tensor) -> nn.Module:
     """The quicker of the two kinds of layer."""
     small = weight.numel() < _SMALL or int(weight.count_nonzero()) > _DENSE_ABOVE * weight.numel()
@@ -238,9 +229,6 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Module:
 def _arguments(function: nn.Module) -> dict[str, Any]:
     """What an elementwise function of torch was made with."""
     return {name: getattr(function, name) for name in getattr(function, "__constants__", ())}
-
-
-# --- the file --------------------------------------------------------------------------------------------------------
 
 
 def _encode(matrix: Tensor) -> dict[str, Tensor]:
@@ -283,9 +271,8 @@ def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor]) -
     inputs, outputs = layer["inputs"], layer["outputs"]
     if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 0:
         raise ValueError(f"a layer from {inputs} to {outputs} units")
-    names = {name: f"{number}.{name}" for name in ("dense", "gaps", "values")}
-    own = {name: tensors.pop(full) for name, full in names.items() if full in tensors}
-    flat = _decode(own, outputs * (inputs + 1))
+    names = [name for name in ("dense", "gaps", "values") if f"{number}.{name}" in tensors]
+    flat = _decode({name: tensors.pop(f"{number}.{name}") for name in names}, outputs * (inputs + 1))
     if not flat.is_floating_point() or flat.shape != (outputs * (inputs + 1),):
         raise ValueError(f"{flat.numel()} numbers of type {flat.dtype} for {inputs} to {outputs} units")
     matrix = flat.view(outputs, inputs + 1)

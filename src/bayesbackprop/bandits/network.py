@@ -35,8 +35,6 @@ class RewardNetwork(nn.Module):
     arguments are those of :class:`bayesbackprop.bandits.agents.NeuralAgent`.
     """
 
-    one_of: Tensor
-
     def __init__(
         self, features: int, actions: int, hidden: Sequence[int], encoding: Encoding, replicas: int, seed: int
     ) -> None:
@@ -45,7 +43,7 @@ class RewardNetwork(nn.Module):
         first, last = (features + actions, 1) if encoding == "input" else (features, actions)
         self.layers = mlp([first, *hidden, last], linear=partial(Parallel, random, replicas))
         self.encoding = encoding
-        self.register_buffer("one_of", torch.eye(actions), persistent=False)
+        self.one_of = nn.Buffer(torch.eye(actions), persistent=False)
 
     def forward(self, contexts: Tensor, actions: Tensor) -> Tensor:
         """Contexts ``[B, replicas, features]`` and actions ``[B, replicas]`` to expected rewards ``[B, replicas]``."""
