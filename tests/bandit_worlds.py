@@ -21,10 +21,10 @@ from bayesbackprop.bandits import (
     Table,
     ThompsonSampling,
     Uniform,
-    Wheel,
     simulate,
     simulation,
 )
+from bayesbackprop_paper.environments import Wheel
 
 FEATURES, ACTIONS = 3, 4
 

@@ -13,7 +13,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,64 +67,40 @@ class File:
         version: The library that wrote it; None where a checkpoint of format 1 does not say.
         tensors: The tensors by name.
         contents: What the writer said in JSON.
+        understanding: ``with file.understanding():`` turns what goes wrong while the file is interpreted into the error
+            for a file that cannot be read.
     """
 
     kind: Kind
     version: str | None
     tensors: dict[str, Tensor]
     contents: dict[str, Any]
-    _refusal: Callable[[str], ValueError]
-
-    @contextmanager
-    def understanding(self) -> Iterator[None]:
-        """Turn what goes wrong while the file is interpreted into the error for a file that cannot be read.
-
-        Examples:
-            >>> file = File("model", None, {}, {}, partial(_refusal, "mlp", "load", "model"))
-            >>> with file.understanding():
-            ...     seed = file.contents["seed"]
-            Traceback (most recent call last):
-            ValueError: The 'path' parameter of load must be a file of bayesbackprop that holds a model. Got mlp, \
-which is damaged or has metadata that cannot be understood (KeyError: 'seed') instead.
-        """
-        with _understanding(self._refusal):
-            yield
+    understanding: Callable[[], AbstractContextManager[None]]
 
 
 def write(path: StrPath, kind: Kind, tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> None:
-    """Write a file of this kind, atomically.
-
-    Args:
-        path: Where. The folder must exist.
-        kind: What the file holds.
-        tensors: Tensors by name.
-        contents: What else :func:`read` gives back, as far as JSON can say it.
-    """
+    """Write a file of this kind, atomically, into a folder that exists; JSON must be able to say ``contents``."""
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": dict(contents)}
     write_atomically(Path(path), safetensors.torch.save(contiguous, metadata={_KEY: json.dumps(header)}))
 
 
 def read(path: StrPath, kind: Kind | None, owner: str) -> File:
-    """The file of this kind, or (None) of any, at ``path``, of this format or an older one.
-
-    Errors name ``owner``.
-    """
+    """The file of this kind, or (None) of any, at ``path``, of this format or an older one. Errors name ``owner``."""
     refusal = partial(_refusal, path, owner, kind)
-    with _opened(path, owner, refusal) as file:
-        found, version, contents = _header(file.metadata() or {}, refusal)
-        if kind is not None and found != kind:
-            raise refusal(f"which holds {_article(found)}")
+    with _opened(path, owner, refusal) as (file, header):
+        if kind is not None and header["kind"] != kind:
+            raise refusal(f"which holds {_article(header['kind'])}")
         # Copies: safetensors maps the file into memory, which would change with it.
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        return File(found, version, tensors, contents, refusal)
+    return File(header["kind"], header["version"], tensors, header["contents"], partial(_understanding, refusal))
 
 
 def kind_of(path: StrPath, owner: str) -> Kind:
     """The kind of the file at ``path``, without reading its tensors; ``owner`` is whom errors name."""
-    refusal = partial(_refusal, path, owner, None)
-    with _opened(path, owner, refusal) as file:
-        return _header(file.metadata() or {}, refusal)[0]
+    with _opened(path, owner, partial(_refusal, path, owner, None)) as (_, header):
+        kind: Kind = header["kind"]
+        return kind
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -139,21 +115,19 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 @contextmanager
-def _opened(path: StrPath, owner: str, refusal: Callable[[str], ValueError]) -> Iterator[Any]:
-    """A safetensors file, whose tensors are read when they are asked for."""
+def _opened(path: StrPath, owner: str, refusal: Callable[[str], ValueError]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A safetensors file, whose tensors are read when they are asked for, and its header in the format of today."""
     if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
         raise invalid("path", owner, "the path of a file", path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            yield file
+            yield file, _header(file.metadata() or {}, refusal)
     except safetensors.SafetensorError as error:
         raise refusal(f"which is not a whole safetensors file ({error})") from error
 
 
-def _header(
-    metadata: Mapping[str, str], refusal: Callable[[str], ValueError]
-) -> tuple[Kind, str | None, dict[str, Any]]:
-    """The kind, the version and the contents that the metadata of a safetensors file name."""
+def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -> dict[str, Any]:
+    """What the metadata of a safetensors file say, in the format of today: kind, version and contents."""
     key = next((key for key in _KEYS_1 if key in metadata), None)
     if key is None:
         raise refusal("which another program wrote")
@@ -166,22 +140,16 @@ def _header(
         known = f"bayesbackprop {__version__} reads up to format {FORMAT}"
         raise refusal(f"which bayesbackprop {header.get('version')} wrote in format {number} ({known})")
     with _understanding(refusal):
-        if number == 1:
-            kind, contents = _header_1(key, header)
-            return kind, header.get("version"), contents
+        if number == 1:  # agents were written as checkpoints
+            kind = "agent" if key == _CHECKPOINT_1 and "agent" in header else _KEYS_1[key]
+            contents = {name: value for name, value in header.items() if name not in ("format", "version")}
+            return {"kind": kind, "version": header.get("version"), "contents": contents}
         if number != FORMAT:
             raise ValueError(f"format {number}")
-        kind, contents = header["kind"], header["contents"]
-        if kind not in get_args(Kind) or not isinstance(contents, dict):
-            raise ValueError(f"kind {kind!r} with {type(contents).__name__}")
-        return kind, header["version"], contents
-
-
-def _header_1(key: str, header: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:
-    """The kind and the contents of a file of format 1."""
-    if key == _CHECKPOINT_1:  # agents were written as checkpoints
-        return ("agent" if "agent" in header else "checkpoint"), dict(header)
-    return _KEYS_1[key], {name: value for name, value in header.items() if name not in ("format", "version")}
+        found = {name: header[name] for name in ("kind", "version", "contents")}
+        if found["kind"] not in get_args(Kind) or not isinstance(found["contents"], dict):
+            raise ValueError(f"kind {found['kind']!r} with {type(found['contents']).__name__}")
+        return found
 
 
 @contextmanager
@@ -213,12 +181,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     Of several threads or processes that write the same path, one wins, and its file is whole. A new file has the
     permissions that the umask allows; one that exists keeps those it has.
     """
-    path = path.resolve()
-    mode = _mode(path)
+    path, mode = path.resolve(), None
+    with suppress(FileNotFoundError):
+        mode = path.stat().st_mode
     if mode is not None and not stat.S_ISREG(mode):  # a pipe, or a device
         path.write_bytes(content)
         return
-    temporary = path.with_name(f"{_unfinished(path)}{secrets.token_hex(8)}{_UNFINISHED}")
+    start = f".{path.name[:_NAME]}."
+    temporary = path.with_name(f"{start}{secrets.token_hex(8)}{_UNFINISHED}")
 
     def create(name: str, flags: int) -> int:
         # The content may be secret: until the file has its permissions, it is its owner's alone.
@@ -235,20 +205,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
-    _clean(path)
-
-
-def _mode(path: Path) -> int | None:
-    """The type and permissions of what is at ``path``; None where there is nothing."""
-    try:
-        return path.stat().st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _unfinished(path: Path) -> str:
-    """How the names of unfinished files of ``path`` begin."""
-    return f".{path.name[:_NAME]}."
+    _clean(path.parent, start)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -265,21 +222,10 @@ def _sync_folder(folder: Path) -> None:
             raise
 
 
-def _clean(path: Path) -> None:
-    """Remove what processes that were killed while they wrote ``path`` have left."""
-    name = re.compile(re.escape(_unfinished(path)) + "[0-9a-f]{16}" + re.escape(_UNFINISHED))
+def _clean(folder: Path, start: str) -> None:
+    """Remove what processes that were killed while they wrote files whose names begin so have left."""
+    name = re.compile(re.escape(start) + "[0-9a-f]{16}" + re.escape(_UNFINISHED))
     with suppress(OSError):  # the file is written; whatever cannot be removed stays
-        for left in path.parent.iterdir():
+        for left in folder.iterdir():
             if name.fullmatch(left.name) and left.is_file() and time.time() - left.lstat().st_mtime > _ABANDONED:
                 left.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of the same block for the same folder. A process that dies releases the lock."""
-    import fcntl  # not on every system
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

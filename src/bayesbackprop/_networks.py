@@ -1,13 +1,11 @@
 """Fully connected networks: the one builder of them, and the network in a file."""
 
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayesbackprop._engine.mlp import ACTIVATIONS
 from bayesbackprop._errors import Described, check_count, invalid
@@ -15,17 +13,6 @@ from bayesbackprop._files import File, kind_of, read
 from bayesbackprop.export import SparseNetwork, load_sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.saving import load
-
-# The means in a file of a Bayesian network in nn.Sequential.
-_MEAN = re.compile(r"net\.(\d+)\.(weight|bias)")
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Within it torch's generator starts at ``seed``, which decides initial weights; after it, it is as before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def mlp(
@@ -98,7 +85,18 @@ def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:
         got = Described(f"{path}, the state of a run in training")
         raise invalid("path", "from_file", "the model that a run leaves at its end, model.safetensors", got)
     file = read(path, "model", "from_file")
-    return load(path, mlp(_sizes(path, file.tensors), _activation(path, file)))
+    found = {name: tuple(tensor.shape) for name, tensor in file.tensors.items() if name.startswith("net.")}
+    weights: list[tuple[int, ...]] = []
+    while len(shape := found.get(f"net.{2 * len(weights)}.weight", ())) == 2:
+        weights.append(shape)
+    sizes = [inputs for _, inputs in weights[:1]] + [outputs for outputs, _ in weights]
+    with torch.device("meta"):
+        parameters = mlp(sizes).named_parameters() if sizes else ()
+    if not found or found != {f"net.{name}": tuple(parameter.shape) for name, parameter in parameters}:
+        got = Described(f"{path}, with {', '.join(f'{name} {list(shape)}' for name, shape in found.items()) or 'none'}")
+        constraint = "a checkpoint of a fully connected nn.Sequential of nn.Linear and nn.ReLU in turn"
+        raise invalid("path", "from_file", constraint, got)
+    return load(path, mlp(sizes, _activation(path, file)))
 
 
 def _activation(path: str | os.PathLike[str], file: File) -> type[nn.Module]:
@@ -108,27 +106,9 @@ def _activation(path: str | os.PathLike[str], file: File) -> type[nn.Module]:
     known = {repr(kind()): kind for kind in ACTIVATIONS if kind is not nn.Dropout}
     with file.understanding():
         layers: list[str] | None = file.contents["layers"]
-        between = [] if layers is None else [layer for layer in layers if layer != "Linear"]
-    if layers is None or len(set(between)) > 1 or not set(between) <= known.keys():
+        between = {layer for layer in layers or [] if layer != "Linear"}
+    if layers is None or len(between) > 1 or not between <= known.keys():
         got = Described(f"{path}, of a network of {layers or 'another kind'}")
         constraint = "a file of a fully connected network with one kind of activation (for others: bayesbackprop.load)"
         raise invalid("path", "from_file", constraint, got)
-    return known[between[0]] if between else nn.ReLU
-
-
-def _sizes(path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> list[int]:
-    """784, 400, 10 for an mlp of these sizes."""
-    means = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("net.")}
-    numbers = sorted({int(found[1]) for name in means if (found := _MEAN.fullmatch(name))})
-    weights = [means.get(f"net.{number}.weight", ()) for number in numbers]
-    sizes = [shape[-1] for shape in weights[:1] if shape] + [shape[0] for shape in weights if shape]
-    expected = {
-        f"net.{2 * number}.{name}": shape
-        for number, (inputs, outputs) in enumerate(pairwise(sizes))
-        for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,)))
-    }
-    if not means or means != expected:
-        got = Described(f"{path}, with {', '.join(f'{name} {list(shape)}' for name, shape in means.items()) or 'none'}")
-        constraint = "a checkpoint of a fully connected nn.Sequential of nn.Linear and nn.ReLU in turn"
-        raise invalid("path", "from_file", constraint, got)
-    return sizes
+    return known[between.pop()] if between else nn.ReLU

@@ -7,9 +7,11 @@ outgoing weights disappears. Then each layer is kept dense or sparse, whichever 
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,11 +52,6 @@ class SparseLinear(nn.Module):
         tensor([[6., 1.]])
     """
 
-    rows: Tensor
-    columns: Tensor
-    values: Tensor
-    bias: Tensor
-
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -62,10 +59,9 @@ class SparseLinear(nn.Module):
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             compressed = weight.detach().to_sparse_csr()
         # 32 bits are the indices of the library below, which torch would otherwise convert at each call.
-        self.register_buffer("rows", compressed.crow_indices().int())
-        self.register_buffer("columns", compressed.col_indices().int())
-        self.register_buffer("values", compressed.values())
-        self.register_buffer("bias", bias.detach().clone())
+        self.rows = nn.Buffer(compressed.crow_indices().int())
+        self.columns = nn.Buffer(compressed.col_indices().int())
+        self.values, self.bias = nn.Buffer(compressed.values()), nn.Buffer(bias.detach().clone())
 
     @property
     def weight(self) -> Tensor:
@@ -91,50 +87,51 @@ class SparseNetwork(nn.Module):
 
     def __init__(self, layers: nn.Sequential) -> None:
         super().__init__()
-        self.layers = layers
-        self._kept: _Steps | None = None
+        self.layers, self._flattens = layers, isinstance(layers[0], nn.Flatten)
+        # What is done with a vector, one after the other, and the tensors that it is done with: where each stood.
+        self._steps: list[Callable[[Tensor], Tensor]] = []
+        self._places: list[tuple[dict[str, Any], str, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """The output."""
-        steps = self._kept
-        if steps is None or not steps.hold():  # new, or moved by ``to``
-            steps = self._kept = _Steps(self.layers)
-        if steps.flattens:
+        if self._flattens:
             x = x.flatten(1)
         if not _MATRIX_VECTOR or x.numel() != x.shape[-1]:
             return cast(Tensor, self.layers(x))
+        for slot, name, tensor in self._places:
+            if slot[name] is not tensor:  # moved by ``to``
+                self._steps = []
+                break
+        if not self._steps:
+            self._prepare()
         h = x.reshape(-1)
-        for weight, bias, function in steps.each:
-            h = torch.addmv(bias, weight, h) if function is None else function(h)
+        for step in self._steps:
+            h = step(h)
         return h.view(*x.shape[:-1], -1)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # a copy finds its own
-
-
-class _Steps:
-    """What a network does with a vector: (weight, bias, None) or (., ., function) one after the other."""
-
-    def __init__(self, layers: nn.Sequential) -> None:
-        self.flattens = isinstance(layers[0], nn.Flatten)
-        self.each: list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]] = []
-        self._places: list[tuple[dict[str, Any], str, Tensor]] = []
-        nothing = torch.empty(0)
-        for before, layer in zip([None, *layers], layers, strict=False):
+    def _prepare(self) -> None:
+        self._steps, self._places = [], []
+        mine = False  # whether the vector is nobody else's, to write to
+        for layer in self.layers:
             if isinstance(layer, (SparseLinear, nn.Linear)):
-                self.each.append((layer.weight, layer.bias, None))
+                self._steps.append(partial(torch.addmv, layer.bias, layer.weight))
                 tensors = layer._buffers or layer._parameters
                 self._places += [(tensors, name, tensor) for name, tensor in tensors.items() if tensor is not None]
             elif not isinstance(layer, nn.Flatten):
-                mine = type(layer) is nn.ReLU and isinstance(before, (SparseLinear, nn.Linear))  # to write to
-                self.each.append((nothing, nothing, torch.relu_ if mine else layer.forward))
+                self._steps.append(torch.relu_ if mine and type(layer) is nn.ReLU else layer.forward)
+            mine = isinstance(layer, (SparseLinear, nn.Linear))
 
-    def hold(self) -> bool:
-        """Whether all tensors still stand where they stood."""
-        for slot, name, tensor in self._places:  # noqa: SIM110
-            if slot[name] is not tensor:
-                return False
-        return True
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": [], "_places": []}  # a copy finds its own
+
+
+@dataclass
+class _Stage:
+    """A linear layer and the elementwise functions behind it."""
+
+    weight: Tensor
+    bias: Tensor
+    functions: list[nn.Module]
 
 
 def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
@@ -161,10 +158,24 @@ def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
     if chain is None or not runs_only_forward(chain) or not any(type(module) is nn.Linear for module in chain):
         constraint = "nn.Linear and elementwise functions, without hooks, one after the other in nn.Sequential"
         raise invalid("network", "sparse", constraint, net)
+    first: list[nn.Module] = []  # what precedes the first linear layer
+    stages: list[_Stage] = []
     with torch.no_grad():
-        first, stages = _stages(chain)
-        _fold_constants(stages)
-        modules = [module for stage in _without_unused(stages) for module in stage.modules()]
+        for module in chain:
+            if isinstance(module, nn.Linear):
+                bias = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias
+                stages.append(_Stage(module.weight.detach().clone(), bias.detach().clone(), []))
+            elif not isinstance(module, (nn.Identity, nn.Dropout)):  # in evaluation both do nothing
+                (stages[-1].functions if stages else first).append(type(module)(**_arguments(module)))
+        for this, after in pairwise(stages):  # what units without incoming weights always say goes into the next biases
+            dead = ~this.weight.bool().any(1)
+            says = nn.Sequential(*this.functions)(this.bias[dead])
+            after.bias.add_((after.weight[:, dead].double() @ says.double()).to(after.bias))
+            after.weight[:, dead] = 0
+        for this, after in reversed([*pairwise(stages)]):  # units without outgoing weights go, from the last layer back
+            used = after.weight.bool().any(0)
+            after.weight, this.weight, this.bias = after.weight[:, used], this.weight[used], this.bias[used]
+        modules = [module for each in stages for module in (_linear(each.weight, each.bias), *each.functions)]
     return SparseNetwork(nn.Sequential(*first, *modules))
 
 
@@ -180,7 +191,11 @@ def save_sparse(net: SparseNetwork, path: str | os.PathLike[str]) -> None:
     for number, module in enumerate(net.layers):
         if isinstance(module, (SparseLinear, nn.Linear)):
             layers.append({"kind": "Linear", "inputs": module.in_features, "outputs": module.out_features})
-            tensors |= {f"{number}.{name}": tensor for name, tensor in _encode(_matrix(module)).items()}
+            weight = module.weight.detach()
+            weight = weight.to_dense() if weight.layout is torch.sparse_csr else weight
+            bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.detach()
+            matrix = torch.cat([weight, bias.unsqueeze(1)], 1).cpu()
+            tensors |= {f"{number}.{name}": tensor for name, tensor in _encode(matrix).items()}
         else:
             layers.append({"kind": type(module).__name__, "arguments": _arguments(module)})
     write(path, "sparse network", tensors, {"layers": layers})
@@ -199,53 +214,6 @@ def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
     return SparseNetwork(nn.Sequential(*modules))
 
 
-# --- making ----------------------------------------------------------------------------------------------------------
-
-
-class _Stage(NamedTuple):
-    """A linear layer and the elementwise functions behind it."""
-
-    weight: Tensor
-    bias: Tensor
-    functions: list[nn.Module]
-
-    def modules(self) -> list[nn.Module]:
-        return [_linear(self.weight, self.bias), *self.functions]
-
-
-def _stages(chain: Sequence[nn.Module]) -> tuple[list[nn.Module], list[_Stage]]:
-    """What precedes the first linear layer, and the stages, with tensors of their own."""
-    first: list[nn.Module] = []
-    stages: list[_Stage] = []
-    for module in chain:
-        if isinstance(module, nn.Linear):
-            bias = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias
-            stages.append(_Stage(module.weight.detach().clone(), bias.detach().clone(), []))
-        elif not isinstance(module, (nn.Identity, nn.Dropout)):  # in evaluation both do nothing
-            own = type(module)(**_arguments(module))
-            (stages[-1].functions if stages else first).append(own)
-    return first, stages
-
-
-def _fold_constants(stages: Sequence[_Stage]) -> None:
-    """Units without incoming weights: what they always say goes into the biases of the next layer."""
-    for this, after in pairwise(stages):
-        dead = ~this.weight.bool().any(1)
-        says = nn.Sequential(*this.functions)(this.bias[dead])
-        after.bias.add_((after.weight[:, dead].double() @ says.double()).to(after.bias))
-        after.weight[:, dead] = 0
-
-
-def _without_unused(stages: Sequence[_Stage]) -> list[_Stage]:
-    """The stages without the units that have no outgoing weights, from the last one back."""
-    kept = [stages[-1]]
-    for this in reversed(stages[:-1]):
-        used = kept[0].weight.bool().any(0)
-        kept[0] = kept[0]._replace(weight=kept[0].weight[:, used])
-        kept.insert(0, this._replace(weight=this.weight[used], bias=this.bias[used]))
-    return kept
-
-
 def _linear(weight: Tensor, bias: Tensor) -> nn.Module:
     """The quicker of the two kinds of layer."""
     small = weight.numel() < _SMALL or int(weight.count_nonzero()) > _DENSE_ABOVE * weight.numel()
@@ -261,18 +229,6 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Module:
 def _arguments(function: nn.Module) -> dict[str, Any]:
     """What an elementwise function of torch was made with."""
     return {name: getattr(function, name) for name in getattr(function, "__constants__", ())}
-
-
-# --- the file --------------------------------------------------------------------------------------------------------
-
-
-def _matrix(layer: SparseLinear | nn.Linear) -> Tensor:
-    """The weight, and the bias as its last column."""
-    weight = layer.weight.detach()
-    if weight.layout is torch.sparse_csr:
-        weight = weight.to_dense()
-    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
-    return torch.cat([weight, bias.unsqueeze(1)], 1).cpu()
 
 
 def _encode(matrix: Tensor) -> dict[str, Tensor]:
@@ -315,9 +271,8 @@ def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor]) -
     inputs, outputs = layer["inputs"], layer["outputs"]
     if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 0:
         raise ValueError(f"a layer from {inputs} to {outputs} units")
-    names = {name: f"{number}.{name}" for name in ("dense", "gaps", "values")}
-    own = {name: tensors.pop(full) for name, full in names.items() if full in tensors}
-    flat = _decode(own, outputs * (inputs + 1))
+    names = [name for name in ("dense", "gaps", "values") if f"{number}.{name}" in tensors]
+    flat = _decode({name: tensors.pop(f"{number}.{name}") for name in names}, outputs * (inputs + 1))
     if not flat.is_floating_point() or flat.shape != (outputs * (inputs + 1),):
         raise ValueError(f"{flat.numel()} numbers of type {flat.dtype} for {inputs} to {outputs} units")
     matrix = flat.view(outputs, inputs + 1)

@@ -1,8 +1,14 @@
-"""The bandits of the experiments: environments that need a data set."""
+"""The bandits of the experiments: the paper's, others that need a data set, and the wheel."""
 
+import math
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor
 
-from bayesbackprop.bandits import Table, classification
+from bayesbackprop._errors import invalid
+from bayesbackprop.bandits import Environment, Table, classification
 from bayesbackprop_paper import data
 
 
@@ -21,3 +27,31 @@ def adult(seed: int = 0) -> Table:
 def covertype(seed: int = 0) -> Table:
     """Covertype: which of 7 kinds of forest grows somewhere."""
     return classification(*data.covertype(), seed=seed)
+
+
+class Wheel(Environment):
+    """The wheel bandit of Riquelme et al. (2018): five actions on the unit disc.
+
+    Action 0 gives about 1.2 everywhere. The others give 1, but beyond the radius ``delta`` one of them, by the
+    quadrant, gives 50: the nearer delta is to 1 the rarer that is, and only exploring finds it.
+    """
+
+    SAFE, USUAL, RARE, NOISE = 1.2, 1.0, 50.0, 0.01
+
+    def __init__(self, delta: float = 0.95, seed: int = 0) -> None:
+        if not isinstance(delta, (int, float)) or not 0 < delta < 1:
+            raise invalid("delta", "Wheel", "a float in (0, 1)", delta)
+        super().__init__(2, 5, seed)
+        self.delta = delta
+
+    def described(self) -> dict[str, Any]:
+        return {**super().described(), "delta": self.delta}
+
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        radius, angle = math.sqrt(random.random()), 2 * math.pi * random.random()
+        context = torch.tensor([radius * math.cos(angle), radius * math.sin(angle)])
+        expected = torch.tensor([self.SAFE] + 4 * [self.USUAL])
+        if radius > self.delta:
+            expected[1 + int(angle / (math.pi / 2)) % 4] = self.RARE
+        noise = torch.from_numpy(random.standard_normal(5)).float()
+        return context, expected, expected + self.NOISE * noise

@@ -18,12 +18,11 @@ from bayesbackprop.bandits import (
     Table,
     ThompsonSampling,
     Uniform,
-    Wheel,
     simulate,
 )
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Mushrooms
-from bayesbackprop_paper.environments import mushroom
+from bayesbackprop_paper.environments import Wheel, mushroom
 from ztests import assert_mean, assert_p_value, assert_variance, assert_z
 
 # --- environments ----------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Normal, load, load_sparse, save, save_sparse
 from bayesbackprop._files import Kind, kind_of, read, read_checkpoint, write
-from bayesbackprop.bandits import Agent, LinearThompson, Wheel, simulate
+from bayesbackprop.bandits import Agent, LinearThompson, simulate
 from bayesbackprop.bandits import load as load_agent
 from bayesbackprop.pruning import weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop_paper.environments import Wheel
 from rewriting import header_of
 
 pytestmark = pytest.mark.identities

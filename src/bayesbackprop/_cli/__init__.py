@@ -126,12 +126,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
@@ -144,13 +143,12 @@ def main() -> None:
     except _WrongCommand as error:
         if said := error.format_message():  # without arguments, typer has shown the help instead
             _say(f"{said.rstrip('.')}. See {error.ctx.command_path if error.ctx else 'bbb'} --help.")
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if os.environ.get("BBB_TRACEBACK"):
             raise
-        missing = isinstance(error, ModuleNotFoundError)
-        _say(f"{error}" + (': pip install "bayesbackprop[paper]"' if missing else ""))
-        sys.exit(1)
+        _say(f"{error}" + (': pip install "bayesbackprop[paper]"' if isinstance(error, ModuleNotFoundError) else ""))
+        code = 1
     if code == _INTERRUPTED:
         print("Stopped.", file=sys.stderr)
     sys.exit(code)

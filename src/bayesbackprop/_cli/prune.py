@@ -1,6 +1,7 @@
 """``bbb prune``."""
 
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import rich.box
@@ -10,10 +11,10 @@ import rich.table
 import safetensors.torch
 import torch
 import typer
+from torch.utils.benchmark import Timer
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._networks import from_file
-from bayesbackprop._timing import single_input
 from bayesbackprop.export import save_sparse, sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import prune, threshold, weights_left
@@ -53,30 +54,31 @@ def command(
         out, sparse_file = (checkpoint.with_name(f"{stem}{end}{checkpoint.suffix}") for end in ("", "-sparse"))
     if rounds == 1:
         raise invalid("--time", "bbb prune", "0 or at least 2, to have a median", rounds)
-    for path in (out, sparse_file):
-        if path is not None and path.resolve() == checkpoint.resolve():
-            raise invalid("--out or --sparse", "bbb prune", "another file than the checkpoint", str(path))
-    if out is not None and sparse_file is not None and out.resolve() == sparse_file.resolve():
+    places = [None if path is None else path.resolve() for path in (out, sparse_file)]
+    if checkpoint.resolve() in places:
+        raise invalid("--out or --sparse", "bbb prune", "another file than the checkpoint", str(checkpoint))
+    if places[0] == places[1]:
         raise invalid("--sparse", "bbb prune", "another file than --out", str(sparse_file))
+
     pruned = prune(model, fraction)
     plain = sparse(pruned)
-    dense_bytes = len(safetensors.torch.save(dict(model.net.state_dict())))
     total, left = sum(q.numel for q in model.posterior.values()), weights_left(pruned)
-
     found: dict[str, Any] = {"weights": total, "weights_left": left, "threshold": threshold(model, fraction)}
     if out is not None:
         save(pruned, out)
         found |= {"bayesian_file": str(out), "bayesian_bytes": out.stat().st_size}
     if sparse_file is not None:
         save_sparse(plain, sparse_file)
-        size = sparse_file.stat().st_size
-        found |= {"sparse_file": str(sparse_file), "sparse_bytes": size, "dense_bytes": dense_bytes}
-    if rounds > 1:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        x = torch.rand(100, next(model.net.parameters()).shape[1], generator=torch.Generator().manual_seed(seed))
-        times = single_input({"dense": model.net, "sparse": plain}, x, rounds)
-        found |= {f"{name}_us": 1e3 * time.median for name, time in times.items()}
+        found |= {"sparse_file": str(sparse_file), "sparse_bytes": sparse_file.stat().st_size}
+        found["dense_bytes"] = len(safetensors.torch.save(dict(model.net.state_dict())))
+    if rounds:
+        x = torch.rand(1, next(model.net.parameters()).shape[1], generator=torch.Generator().manual_seed(seed))
+        count = threads or torch.get_num_threads()
+        timers = [Timer("net(x)", globals={"net": net, "x": x}, num_threads=count) for net in (model.net, plain)]
+        with torch.inference_mode():  # input by input and in turn, so that a busy machine slows both alike
+            times = [[timer.timeit(1).mean for timer in timers] for _ in range(rounds)]
+        dense, small = (1e6 * median(taken) for taken in zip(*times, strict=True))
+        found |= {"dense_us": dense, "sparse_us": small}
     console = rich.console.Console(soft_wrap=True)
     if json:
         console.print_json(data=found)
@@ -88,13 +90,13 @@ def _table(found: dict[str, Any]) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
     table.add_row("weights", f"{found['weights_left']:,} of {found['weights']:,} left")
     table.add_row("removed up to |mu| / sigma", f"{found['threshold']:.4g}")
-    for kind, name in (("bayesian", "Bayesian network"), ("sparse", "plain network")):
-        if f"{kind}_file" in found:
-            size = rich.filesize.decimal(found[f"{kind}_bytes"])
-            table.add_row(name, f"{found[f'{kind}_file']}, {size}")
-    if "sparse_bytes" in found:
-        dense, ratio = rich.filesize.decimal(found["dense_bytes"]), found["dense_bytes"] / found["sparse_bytes"]
-        table.add_row("of the dense one's file", f"1/{ratio:.1f} ({dense})")
+    size = {name: rich.filesize.decimal(value) for name, value in found.items() if name.endswith("_bytes")}
+    if "bayesian_file" in found:
+        table.add_row("Bayesian network", f"{found['bayesian_file']}, {size['bayesian_bytes']}")
+    if "sparse_file" in found:
+        table.add_row("plain network", f"{found['sparse_file']}, {size['sparse_bytes']}")
+        ratio = found["dense_bytes"] / found["sparse_bytes"]
+        table.add_row("of the dense one's file", f"1/{ratio:.1f} ({size['dense_bytes']})")
     if "dense_us" in found:
         table.add_row("one input, dense", f"{found['dense_us']:.0f} us")
         ratio = found["dense_us"] / found["sparse_us"]

@@ -3,13 +3,13 @@
 import math
 import reprlib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import rich.box
 import rich.console
 import rich.filesize
-import rich.table
 import typer
+from rich.table import Column, Table
 from rich.text import Text  # a str may hold markup, and names in a file may be anything
 from torch import Tensor
 
@@ -19,15 +19,6 @@ from bayesbackprop.posterior import WeightPosterior
 # Of tables that go to a file or a pipe: wide enough for the longest row of a Bayesian network, whose prior has three
 # numbers.
 _WIDTH = 160
-
-# Of the table of a Bayesian network, after the name and the shape.
-_COLUMNS: dict[str, Literal["left", "right"]] = {
-    "numbers": "right",
-    "prior": "left",
-    "estimator": "left",
-    "median sigma": "right",
-    "median snr": "right",
-}
 
 # How the contents of other files are shortened: nested lists and long ones are of interest to programs alone.
 _short = reprlib.Repr()
@@ -46,71 +37,56 @@ def command(
     Example: `bbb show model.safetensors`
     """
     found = read(file, None, "bbb show")
-    described: dict[str, Any] = {"file": str(file), "bytes": file.stat().st_size}
-    described |= {"kind": found.kind, "version": found.version}
+    size = file.stat().st_size
     with found.understanding():
-        described |= _model(found) if found.kind == "model" else _other(found)
-        table = _parameters(described) if found.kind == "model" else _contents(described)
+        described, table = (_model if found.kind == "model" else _other)(found)
     console = rich.console.Console()
     if json:
-        console.print_json(data=described)
+        about = {"file": str(file), "bytes": size, "kind": found.kind, "version": found.version}
+        console.print_json(data=about | described)
         return
     if not console.is_terminal:
         console.width = _WIDTH
-    size, version = rich.filesize.decimal(described["bytes"]), found.version or "(which version is not recorded)"
-    title = f"{file}: {found.kind}, {size}, written by bayesbackprop {version}"
+    version = found.version or "(which version is not recorded)"
+    title = f"{file}: {found.kind}, {rich.filesize.decimal(size)}, written by bayesbackprop {version}"
     console.print(title, highlight=False, markup=False, soft_wrap=True)
     console.print(table)
 
 
-def _model(file: File) -> dict[str, Any]:
+def _model(file: File) -> tuple[dict[str, Any], Table]:
     """What to say of a Bayesian network: its Bayesian parameters in its own order, then everything else."""
+    numbers, sigma, snr = (Column(title, justify="right") for title in ("numbers", "median sigma", "median snr"))
+    columns = (Column("parameter", overflow="fold"), "shape", numbers, "prior", "estimator", sigma, snr)
+    table = Table(*columns, box=rich.box.SIMPLE, caption_justify="left")
     rows: list[dict[str, Any]] = []
     means = {name.removeprefix("net."): mu for name, mu in file.tensors.items() if name.startswith("net.")}
     bayesian: dict[str, dict[str, Any]] = file.contents["parameters"]
     for name in [*bayesian, *sorted(means.keys() - bayesian.keys())]:
         mu = means[name]
-        row: dict[str, Any] = {"name": name, "shape": list(mu.shape), "numbers": mu.numel()}
+        rows.append({"name": name, "shape": list(mu.shape), "numbers": mu.numel()})
+        cells = ["deterministic", "-", "-", "-"]
         if name in bayesian:
             q = WeightPosterior(mu, file.tensors[f"rho.{name}"])
-            row |= {"prior": bayesian[name]["prior"], "estimator": bayesian[name]["estimator"]}
-            row |= {"median_sigma": _median(q.sigma), "median_snr": _median(q.snr)}
-        rows.append(row)
-    return {"likelihood": file.contents["likelihood"], "seed": file.contents["seed"], "parameters": rows}
+            prior, estimator = bayesian[name]["prior"], bayesian[name]["estimator"]
+            medians = {"median_sigma": _median(q.sigma), "median_snr": _median(q.snr)}
+            rows[-1] |= {"prior": prior, "estimator": estimator, **medians}
+            cells = [_call(prior), estimator, *("-" if value is None else f"{value:.3g}" for value in medians.values())]
+        shape = "x".join(map(str, mu.shape)) or "1"
+        table.add_row(*map(Text, (name, shape, f"{mu.numel():,}", *cells)))
+    random, total = (sum(means[name].numel() for name in names) for names in (bayesian, means))
+    likelihood = file.contents["likelihood"]
+    table.caption = Text(f"likelihood {_call(likelihood)}; {random:,} of {total:,} numbers are Bayesian weights")
+    return {"likelihood": likelihood, "seed": file.contents["seed"], "parameters": rows}, table
 
 
-def _other(file: File) -> dict[str, Any]:
+def _other(file: File) -> tuple[dict[str, Any], Table]:
     """What to say of any other file: what its writer said, and how many numbers it holds."""
     numbers = sum(tensor.numel() for tensor in file.tensors.values())
-    return {"tensors": len(file.tensors), "numbers": numbers, "contents": file.contents}
-
-
-def _parameters(described: dict[str, Any]) -> rich.table.Table:
-    """The table of a Bayesian network."""
-    name = rich.table.Column("parameter", overflow="fold")
-    table = rich.table.Table(name, "shape", box=rich.box.SIMPLE, caption_justify="left")
-    for title, justify in _COLUMNS.items():
-        table.add_column(title, justify=justify)
-    rows: list[dict[str, Any]] = described["parameters"]
-    for row in rows:
-        shape = "x".join(map(str, row["shape"])) or "1"
-        known = (_call(row["prior"]), row["estimator"]) if "prior" in row else ("deterministic", "-")
-        medians = [row.get("median_sigma"), row.get("median_snr")]
-        spread = ["-" if value is None else f"{value:.3g}" for value in medians]
-        table.add_row(*map(Text, (row["name"], shape, f"{row['numbers']:,}", *known, *spread)))
-    random = sum(row["numbers"] for row in rows if "prior" in row)
-    count = f"{random:,} of {sum(row['numbers'] for row in rows):,} numbers are Bayesian weights"
-    table.caption = Text(f"likelihood {_call(described['likelihood'])}; {count}")
-    return table
-
-
-def _contents(described: dict[str, Any]) -> rich.table.Table:
-    """The table of any other file."""
-    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
-    table.add_row("tensors", f"{described['tensors']}, of {described['numbers']:,} numbers")
-    for name, value in described["contents"].items():
+    table = Table(box=rich.box.SIMPLE, show_header=False)
+    table.add_row("tensors", f"{len(file.tensors)}, of {numbers:,} numbers")
+    for name, value in file.contents.items():
         table.add_row(*map(Text, (name, value if isinstance(value, str) else _short.repr(value))))
-    return table
+    return {"tensors": len(file.tensors), "numbers": numbers, "contents": file.contents}, table
 
 
 def _call(description: dict[str, Any]) -> str:

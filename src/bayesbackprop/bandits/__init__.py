@@ -3,7 +3,7 @@
 from typing import NoReturn
 
 from bayesbackprop.bandits.agents import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
-from bayesbackprop.bandits.environments import Environment, Table, Wheel, classification
+from bayesbackprop.bandits.environments import Environment, Table, classification
 from bayesbackprop.bandits.simulation import simulate
 
 __all__ = [
@@ -14,14 +14,13 @@ __all__ = [
     "Table",
     "ThompsonSampling",
     "Uniform",
-    "Wheel",
     "classification",
     "load",
     "simulate",
 ]
 
-# They need data sets, and are part of the paper's reproduction.
-_MOVED = ("adult", "covertype", "mushroom")
+# Environments of the paper's reproduction.
+_MOVED = ("Wheel", "adult", "covertype", "mushroom")
 
 
 def __getattr__(name: str) -> NoReturn:

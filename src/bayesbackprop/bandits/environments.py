@@ -4,7 +4,6 @@ Everything random at step t is a pure function of (seed, t): so the state of an 
 the same seed meet the same contexts and coins, and a run that was killed goes on as if it had not been.
 """
 
-import math
 import zlib
 from abc import ABC, abstractmethod
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_count, check_finite, invalid, tensor_shape
 
 
 class Environment(ABC):
@@ -35,14 +34,12 @@ class Environment(ABC):
     @property
     def context(self) -> Tensor:
         """What the agent sees before it acts, ``[features]``."""
-        self._look()
-        return self._context
+        return self._look()[0]
 
     @property
     def expected(self) -> Tensor:
         """The expected reward of each action in this context, ``[actions]``: what the agent does not know."""
-        self._look()
-        return self._expected
+        return self._look()[1]
 
     @property
     def best(self) -> float:
@@ -51,26 +48,26 @@ class Environment(ABC):
 
     def step(self, action: int) -> float:
         """The reward for ``action``; the next context follows."""
-        self._look()
         check_action(type(self).__name__, action, self.actions)
-        reward = float(self._rewards[action])
+        reward = float(self._look()[2][action])
         self.t += 1
         return reward
 
     def described(self) -> dict[str, Any]:
         """What tells it from others, as far as JSON can say it."""
-        sizes = {"features": self.features, "actions": self.actions}
-        return {"environment": type(self).__name__, **sizes, "seed": self.seed}
+        named = {"features": self.features, "actions": self.actions, "seed": self.seed}
+        return {"environment": type(self).__name__, **named}
 
     @abstractmethod
     def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """A step: its context, the expected reward of each action, and the reward each would get."""
 
-    def _look(self) -> None:
+    def _look(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What :meth:`make` makes at this step, made once."""
         if self._seen != self.t:
             random = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, self.t]))
-            self._context, self._expected, self._rewards = self.make(random)
-            self._seen = self.t
+            self._made, self._seen = self.make(random), self.t
+        return self._made
 
 
 class Table(Environment):
@@ -84,23 +81,16 @@ class Table(Environment):
     """
 
     def __init__(self, contexts: Tensor, rewards: Tensor, seed: int = 0) -> None:
-        owner = type(self).__name__
         if not isinstance(contexts, Tensor) or contexts.dim() != 2 or not len(contexts):
-            raise invalid("contexts", owner, "a tensor [N, features]", _shown(contexts))
-        if (
-            not isinstance(rewards, Tensor)
-            or rewards.dim() not in (2, 3)
-            or rewards.shape[-2] != len(contexts)
-            or not len(rewards)
-        ):
-            constraint = f"a tensor [{len(contexts)}, actions] or [outcomes, {len(contexts)}, actions]"
-            raise invalid("rewards", owner, constraint, _shown(rewards))
-        for name, values in (("contexts", contexts), ("rewards", rewards)):
-            if not bool(values.isfinite().all()):
-                raise invalid(name, owner, "finite", Described("NaN or inf in it"))
+            raise invalid("contexts", "Table", "a tensor [N, features]", shown(contexts))
+        n = len(contexts)
+        if not isinstance(rewards, Tensor) or rewards.dim() not in (2, 3) or rewards.shape[-2] != n or not len(rewards):
+            raise invalid("rewards", "Table", f"a tensor [{n}, actions] or [outcomes, {n}, actions]", shown(rewards))
+        check_finite("contexts", "Table", contexts)
+        check_finite("rewards", "Table", rewards)
         super().__init__(contexts.shape[1], rewards.shape[-1], seed)
         self._contexts = contexts.detach().float()
-        self._outcomes = rewards.detach().float() if rewards.dim() == 3 else rewards.detach().float()[None]
+        self._outcomes = rewards.detach().float().reshape(-1, n, self.actions)
         self._checksum = 0
         for values in (self._contexts, self._outcomes):
             self._checksum = zlib.crc32(values.cpu().contiguous().numpy().data, self._checksum)
@@ -111,34 +101,6 @@ class Table(Environment):
     def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         row, outcome = int(random.integers(len(self._contexts))), int(random.integers(len(self._outcomes)))
         return self._contexts[row], self._outcomes[:, row].mean(0), self._outcomes[outcome, row]
-
-
-class Wheel(Environment):
-    """The wheel bandit of Riquelme et al. (2018): five actions on the unit disc.
-
-    Action 0 gives about 1.2 everywhere. The others give 1, but beyond the radius ``delta`` one of them, by the
-    quadrant, gives 50: the nearer delta is to 1 the rarer that is, and only exploring finds it.
-    """
-
-    SAFE, USUAL, RARE, NOISE = 1.2, 1.0, 50.0, 0.01
-
-    def __init__(self, delta: float = 0.95, seed: int = 0) -> None:
-        if not isinstance(delta, (int, float)) or not 0 < delta < 1:
-            raise invalid("delta", "Wheel", "a float in (0, 1)", delta)
-        super().__init__(2, 5, seed)
-        self.delta = delta
-
-    def described(self) -> dict[str, Any]:
-        return {**super().described(), "delta": self.delta}
-
-    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        radius, angle = math.sqrt(random.random()), 2 * math.pi * random.random()
-        context = torch.tensor([radius * math.cos(angle), radius * math.sin(angle)])
-        expected = torch.tensor([self.SAFE] + 4 * [self.USUAL])
-        if radius > self.delta:
-            expected[1 + int(angle / (math.pi / 2)) % 4] = self.RARE
-        noise = torch.from_numpy(random.standard_normal(5)).float()
-        return context, expected, expected + self.NOISE * noise
 
 
 def classification(features: Tensor, labels: Tensor, classes: int, seed: int = 0) -> Table:
@@ -157,7 +119,7 @@ def classification(features: Tensor, labels: Tensor, classes: int, seed: int = 0
     """
     check_count("classification", classes=classes)
     if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
-        raise invalid("labels", "classification", "a tensor [N] of ints", _shown(labels))
+        raise invalid("labels", "classification", "a tensor [N] of ints", shown(labels))
     if bool(((labels < 0) | (labels >= classes)).any()):
         got = Described(f"{int(labels.min())} to {int(labels.max())}")
         raise invalid("labels", "classification", f"ints in [0, {classes})", got)
@@ -170,5 +132,6 @@ def check_action(owner: str, action: object, actions: int) -> None:
         raise invalid("action", owner, f"an int in [0, {actions})", action)
 
 
-def _shown(value: object) -> object:
+def shown(value: object) -> object:
+    """What an error message says it got: of a tensor its shape."""
     return tensor_shape(value) if isinstance(value, Tensor) else value

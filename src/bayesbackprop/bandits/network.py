@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from bayesbackprop._networks import mlp
 
 Encoding = Literal["input", "output"]
 
@@ -14,7 +16,7 @@ Encoding = Literal["input", "output"]
 class Parallel(nn.Module):
     """``replicas`` linear layers of the same size side by side: each has its own weights, input and output."""
 
-    def __init__(self, replicas: int, inputs: int, outputs: int, random: torch.Generator) -> None:
+    def __init__(self, random: torch.Generator, replicas: int, inputs: int, outputs: int) -> None:
         super().__init__()
         weight = torch.randn(replicas, outputs, inputs, generator=random).mul_(math.sqrt(2 / inputs))  # He et al.
         self.weight = nn.Parameter(weight)
@@ -29,15 +31,8 @@ class RewardNetwork(nn.Module):
     """Fully connected, with rectified linear units: contexts and actions to expected rewards.
 
     A row of a batch holds one context and one action for each of the replicas: together they are one example, whose
-    likelihood is the product of theirs, so the cost of a minibatch is the sum of the costs of the replicas.
-
-    Args:
-        features: The width of a context.
-        actions: How many there are.
-        hidden: The widths of the hidden layers.
-        encoding: ``"input"``: the action is part of the input, as one of K. ``"output"``: one output for each action.
-        replicas: How many independent networks.
-        seed: Of the initial weights.
+    likelihood is the product of theirs, so the cost of a minibatch is the sum of the costs of the replicas. The
+    arguments are those of :class:`bayesbackprop.bandits.agents.NeuralAgent`.
     """
 
     def __init__(
@@ -46,16 +41,9 @@ class RewardNetwork(nn.Module):
         super().__init__()
         random = torch.Generator().manual_seed(seed)
         first, last = (features + actions, 1) if encoding == "input" else (features, actions)
-        sizes = [first, *hidden, last]
-        layers = [
-            layer
-            for inputs, outputs in pairwise(sizes)
-            for layer in (Parallel(replicas, inputs, outputs, random), nn.ReLU())
-        ]
-        self.layers = nn.Sequential(*layers[:-1])
+        self.layers = mlp([first, *hidden, last], linear=partial(Parallel, random, replicas))
         self.encoding = encoding
-        self.register_buffer("one_of", torch.eye(actions), persistent=False)
-        self.one_of: Tensor
+        self.one_of = nn.Buffer(torch.eye(actions), persistent=False)
 
     def forward(self, contexts: Tensor, actions: Tensor) -> Tensor:
         """Contexts ``[B, replicas, features]`` and actions ``[B, replicas]`` to expected rewards ``[B, replicas]``."""

@@ -17,16 +17,13 @@ from bayesbackprop.training import interrupt_deferred
 # Between checkpoints.
 _SECONDS = 60.0
 
-# Called after each step with the number of steps taken and the cumulative regret of each replica.
-Watch = Callable[[int, Tensor], None]
-
 
 def simulate(
     environments: Sequence[Environment],
     agent: Agent,
     steps: int,
     checkpoint: str | os.PathLike[str] | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
     """Let each replica of ``agent`` act in its environment.
 
@@ -36,7 +33,7 @@ def simulate(
         steps: How many interactions each replica has.
         checkpoint: A file to go on from, if it is there, and to write now and then: a run that was killed goes on with
             the same regret as if it had not been.
-        watch: Is told how it goes.
+        watch: Called after each step with the number of steps taken and the cumulative regret of each replica.
 
     Returns:
         The cumulative regret ``[replicas, steps]``: the oracle's expected reward less the one that was received.
@@ -52,7 +49,7 @@ def simulate(
     regret = torch.zeros(agent.replicas, steps, dtype=torch.float64)
     path = None if checkpoint is None else Path(checkpoint)
     done = _resume(path, agent, environments, regret) if path is not None and path.exists() else 0
-    saved = time.monotonic()
+    written, moment = done, time.monotonic()
     with interrupt_deferred() as interrupted:
         for t in range(done, steps):
             if interrupted():
@@ -66,10 +63,10 @@ def simulate(
             done = t + 1
             if watch is not None:
                 watch(done, regret[:, t])
-            if path is not None and (time.monotonic() - saved > _SECONDS or done == steps):
+            if path is not None and time.monotonic() - moment > _SECONDS:
                 _write(path, agent, environments, regret[:, :done])
-                saved = time.monotonic()
-        if path is not None and done < steps:
+                written, moment = done, time.monotonic()
+        if path is not None and written < done:
             _write(path, agent, environments, regret[:, :done])
     return regret
 
@@ -96,7 +93,7 @@ def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regre
     with file.understanding():
         past, times = file.tensors["regret"], [int(t) for t in file.contents["t"]]
         done = min(past.shape[1], regret.shape[1])
-        if len(times) != len(environments) or len(past) != len(regret):
+        if not len(times) == len(past) == agent.replicas:
             raise ValueError(f"regret {list(past.shape)} at the times {times}")
         known = {name.removeprefix("agent."): tensor for name, tensor in file.tensors.items() if name != "regret"}
         agent.restore(known, file.contents["acted"], file.contents["observed"])

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesbackprop._timing import CPU, Quartiles, Track, interleaved
 from bayesbackprop_paper.bench.contenders import DROPOUT, OURS, SGD, Contender, Task, bayesian
 from bayesbackprop_paper.bench.memory import peak_memory
 from bayesbackprop_paper.bench.report import Row, Run
+from bayesbackprop_paper.timing import CPU, Quartiles, Track, interleaved
 
 # Ours, with the ensemble drawn once and used again.
 KEPT = f"{OURS.name} kept"

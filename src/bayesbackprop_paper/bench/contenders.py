@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesbackprop._networks import mlp
-from bayesbackprop._timing import CPU
 from bayesbackprop.likelihoods import Categorical, Gaussian
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import ScaleMixture
+from bayesbackprop_paper.timing import CPU
 
 # The size of the training set, which scales the complexity cost and has no influence on time.
 N = 50_000

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bayesbackprop._timing import CPU
+from bayesbackprop_paper.timing import CPU
 
 # Several, so that what a step keeps for the next one counts too.
 _STEPS = 3

@@ -18,8 +18,8 @@ import torch
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._files import write_atomically
-from bayesbackprop._timing import CPU
 from bayesbackprop._version import __version__
+from bayesbackprop_paper.timing import CPU
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import rich.table
 import torch
 import typer
 
-from bayesbackprop._files import locked
 from bayesbackprop.callbacks import Callback, TensorBoard
 from bayesbackprop.training import distributed
 from bayesbackprop_paper import data
@@ -22,7 +21,7 @@ from bayesbackprop_paper.cli.bandit import live
 from bayesbackprop_paper.experiments import bandit, figures, mnist, page, regression, table1, table2
 from bayesbackprop_paper.experiments import search as experiments_search
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Examples, progress
-from bayesbackprop_paper.experiments.records import remember, write_line
+from bayesbackprop_paper.experiments.records import locked, remember, write_line
 
 app = typer.Typer(help="The tables and figures of the paper, one command each.", no_args_is_help=True)
 

@@ -17,7 +17,7 @@ from bayesbackprop import bandits
 from bayesbackprop._errors import check_count, invalid
 from bayesbackprop.bandits import Agent, Environment
 from bayesbackprop.priors import Normal
-from bayesbackprop_paper.environments import adult, covertype, mushroom
+from bayesbackprop_paper.environments import Wheel, adult, covertype, mushroom
 from bayesbackprop_paper.experiments.figures import finish, published, start
 from bayesbackprop_paper.experiments.records import read_rows, write_line, write_rows
 
@@ -25,7 +25,7 @@ ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
     "mushroom": mushroom,
     "adult": adult,
     "covertype": covertype,
-    **{f"wheel-{delta}": functools.partial(bandits.Wheel, delta) for delta in (0.5, 0.7, 0.9, 0.95, 0.99)},
+    **{f"wheel-{delta}": functools.partial(Wheel, delta) for delta in (0.5, 0.7, 0.9, 0.95, 0.99)},
 }
 
 # How the epsilon-greedy agents are called.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
 from bayesbackprop._files import read_checkpoint
-from bayesbackprop._networks import mlp, seeded
+from bayesbackprop._networks import mlp
 from bayesbackprop._version import __version__
 from bayesbackprop.callbacks import Callback
 from bayesbackprop.export import SparseNetwork, save_sparse
@@ -33,6 +33,7 @@ from bayesbackprop_paper.experiments.recipe import (
     PointEstimate,
     Schedule,
     error_percent,
+    seeded,
     selected,
 )
 

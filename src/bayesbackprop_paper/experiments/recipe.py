@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -228,3 +229,11 @@ def _upgrade(path: Path, optimiser: torch.optim.Optimizer, scheduler: LambdaLR, 
         "callbacks": {},
     }
     write_checkpoint(path, tensors, metadata)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within it torch's generator starts at ``seed``, which decides initial weights; after it, it is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

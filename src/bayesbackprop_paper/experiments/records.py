@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,3 +48,14 @@ def write_line(path: Path, line: str, command: str) -> None:
     """Write what a figure shows, and the command that drew it."""
     about = {"line": line, "command": command, "version": __version__}
     write_atomically(path, json.dumps(about, indent=1).encode())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the same block for the same folder. A process that dies releases the lock."""
+    import fcntl  # not on every system
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bayesbackprop._errors import check_count, check_positive, invalid
 from bayesbackprop._files import write_atomically
-from bayesbackprop._networks import mlp, seeded
+from bayesbackprop._networks import mlp
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Normal
 from bayesbackprop.training import fit as train
 from bayesbackprop_paper.experiments.figures import finish, panels, published
-from bayesbackprop_paper.experiments.recipe import Examples, PointEstimate
+from bayesbackprop_paper.experiments.recipe import Examples, PointEstimate, seeded
 from bayesbackprop_paper.experiments.records import write_line, write_rows
 
 Method = Literal["bbb", "standard"]

@@ -9,13 +9,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from bayesbackprop._errors import invalid
-from bayesbackprop._files import locked, write_atomically
+from bayesbackprop._files import write_atomically
 from bayesbackprop.callbacks import Callback
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.figures import OURS, finish, panels
 from bayesbackprop_paper.experiments.mnist import Config, Result, describe, run
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Schedule, read_metrics
-from bayesbackprop_paper.experiments.records import read_rows, remember, write_rows
+from bayesbackprop_paper.experiments.records import locked, read_rows, remember, write_rows
 
 # What the paper printed, by method and units.
 PUBLISHED: dict[str, dict[int, float]] = {

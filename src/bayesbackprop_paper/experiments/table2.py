@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from bayesbackprop._timing import single_input
 from bayesbackprop.export import SparseNetwork, save_sparse, sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import prune, weights_left
@@ -15,6 +14,7 @@ from bayesbackprop_paper.experiments.figures import OURS, finish, panels
 from bayesbackprop_paper.experiments.mnist import Config
 from bayesbackprop_paper.experiments.recipe import Examples, Schedule, error_percent
 from bayesbackprop_paper.experiments.records import read_rows, write_rows
+from bayesbackprop_paper.timing import single_input
 
 # What the paper printed, by the fraction that was removed.
 PUBLISHED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}

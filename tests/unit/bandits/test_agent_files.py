@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesbackprop.bandits import LinearThompson, ThompsonSampling, Wheel, load, simulate
+from bayesbackprop.bandits import LinearThompson, ThompsonSampling, load, simulate
+from bayesbackprop_paper.environments import Wheel
 from rewriting import rewrite
 
 pytestmark = pytest.mark.identities

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bandit_worlds import GAINS, LAST, PLACES, ROWS, STEPS, assert_goes_on, assert_same, done_in, snapshot, start
-from bayesbackprop.bandits import Agent, Environment, LinearThompson, Table, Uniform, Wheel, simulate, simulation
+from bayesbackprop.bandits import Agent, Environment, LinearThompson, Table, Uniform, simulate, simulation
+from bayesbackprop_paper.environments import Wheel
 
 pytestmark = pytest.mark.identities
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from bayesbackprop import _timing
 from bayesbackprop._cli import app
+from bayesbackprop_paper import timing
 from bayesbackprop_paper.bench import memory
 from bayesbackprop_paper.bench.contenders import Task
 
@@ -89,7 +89,7 @@ def test_the_clock_runs_from_idle_to_idle(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"wait for {device}"))
     monkeypatch.setattr(time, "perf_counter_ns", clock)
-    _timing.interleaved({"a": lambda: events.append("run")}, 2, 0, 0, lambda rounds, _: rounds, "", CUDA)
+    timing.interleaved({"a": lambda: events.append("run")}, 2, 0, 0, lambda rounds, _: rounds, "", CUDA)
     assert events == ["wait for cuda", "clock", "run", "wait for cuda", "clock"] * 2
 
 

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from bayesbackprop.bandits import Wheel
 from bayesbackprop_paper.bench import bandits
+from bayesbackprop_paper.environments import Wheel
 
 
 class Recorder:

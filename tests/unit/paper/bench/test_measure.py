@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bayesbackprop import _timing
+from bayesbackprop_paper import timing
 from bayesbackprop_paper.bench import memory
 
 pytestmark = pytest.mark.identities
@@ -30,7 +30,7 @@ def test_memory_counts_what_lives_at_the_same_time_and_what_was_built_before() -
 def test_each_is_timed_as_often_after_the_warm_up_and_the_order_changes() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) for name in "abc"}
-    times = _timing.interleaved(runs, 20, 3, 0, lambda rounds, title: rounds, "")
+    times = timing.interleaved(runs, 20, 3, 0, lambda rounds, title: rounds, "")
     rounds = [tuple(calls[start : start + 3]) for start in range(0, len(calls), 3)]
     assert len(rounds) == 23
     assert all(set(each) == set("abc") for each in rounds)

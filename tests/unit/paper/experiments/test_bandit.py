@@ -14,6 +14,7 @@ from bandit_jobs import REGRETS, points, serial
 from bayesbackprop import bandits
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Mushrooms
+from bayesbackprop_paper.environments import Wheel
 from bayesbackprop_paper.experiments import bandit
 from bayesbackprop_paper.experiments.bandit import Job, Point
 from bayesbackprop_paper.experiments.figures import published
@@ -75,7 +76,7 @@ def test_each_agent_has_each_seed(agents: tuple[str, ...], kind: type) -> None:
     assert (agent.features, agent.actions, agent.replicas, agent.seed) == (2, 5, 2 * len(agents), 7)
     assert job.runs == [(name, seed) for name in agents for seed in (7, 8)]
     assert [environment.seed for environment in environments] == [7, 8] * len(agents)
-    assert all(isinstance(each, bandits.Wheel) and each.delta == 0.9 for each in environments)
+    assert all(isinstance(each, Wheel) and each.delta == 0.9 for each in environments)
     if kind is bandits.EpsilonGreedy:
         assert made.epsilon == [{"greedy": 0, "epsilon-1": 0.01, "epsilon-5": 0.05}[name] for name, _ in job.runs]
     if "bbb" in agents or kind is bandits.EpsilonGreedy:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import digits
-from bayesbackprop._networks import seeded
 from bayesbackprop_paper.experiments import mnist, regression
+from bayesbackprop_paper.experiments.recipe import seeded
 
 pytestmark = pytest.mark.identities
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesbackprop._files import locked
+from bayesbackprop_paper.experiments.records import locked
 
 pytestmark = pytest.mark.identities
 

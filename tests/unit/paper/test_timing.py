@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bayesbackprop._networks import mlp
-from bayesbackprop._timing import single_input
+from bayesbackprop_paper.timing import single_input
 
 pytestmark = pytest.mark.identities
 
