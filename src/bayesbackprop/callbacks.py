@@ -96,12 +96,9 @@ class Checkpoint(Callback):
             return
         state = run.optimiser.state_dict()
         slots = {f"{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
-        parts = {
-            "objective": _objective_state(run.objective),
-            "optimiser": {name: value for name, value in slots.items() if value is not None},
-            **{name: callback.state_dict() for name, callback in self._states.items()},
-        }
-        tensors, plain = _split(parts)
+        parts = {"objective": _objective_state(run.objective)}
+        parts["optimiser"] = {name: value for name, value in slots.items() if value is not None}
+        tensors, plain = _split(parts | {name: callback.state_dict() for name, callback in self._states.items()})
         metadata = {
             "about": self.about,
             "state": run.state_dict(),
@@ -238,8 +235,7 @@ class Progress(Callback):
 
     Args:
         title: What is being trained.
-        describe: What to say of the last epoch, made of its record; unless given, all that was measured on held-out
-            data.
+        describe: What to say of the record of an epoch; unless given, all that was measured on held-out data.
     """
 
     def __init__(self, title: str = "training", describe: Callable[[Record], str] = _measured) -> None:
@@ -279,10 +275,9 @@ class Progress(Callback):
         measured = self._describe(record)
         self._last = f"  {measured}" if measured else ""
         if self._live is None and run.rank == 0:
+            told = f"{self._title}: epoch {run.epoch}/{run.epochs}  {_costs(record)}{self._last}"
             left = record["seconds"] * (run.epochs - run.epoch) / 60
-            told = f"epoch {run.epoch}/{run.epochs}  {_costs(record)}{self._last}"
-            times = f"{record['seconds']:.1f} s, {left:.1f} min left"
-            print(f"{self._title}: {told}  {times}", file=sys.stderr, flush=True)
+            print(f"{told}  {record['seconds']:.1f} s, {left:.1f} min left", file=sys.stderr, flush=True)
 
     def on_end(self, run: Run) -> None:  # noqa: ARG002
         if self._live is not None:
@@ -380,16 +375,16 @@ _AS_LARGE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"
 
 
 def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     slots: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["slots"]}.items():
-        number, _, slot = name.partition(".")
-        slots.setdefault(int(number), {})[slot] = value
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for number, slot in ((number, slot) for number in slots for slot in _AS_LARGE if slot in slots[number]):
-        value = slots[number][slot]
-        if number >= len(parameters) or not isinstance(value, Tensor) or value.shape != parameters[number].shape:
+        digits, _, slot = name.partition(".")
+        number = int(digits)
+        fits = number < len(parameters) and isinstance(value, Tensor) and value.shape == parameters[number].shape
+        if slot in _AS_LARGE and not fits:
             got = tensor_shape(value) if isinstance(value, Tensor) else value
             raise invalid("path", "Checkpoint", f"a checkpoint of this run: '{slot}' of parameter {number} fits", got)
+        slots.setdefault(number, {})[slot] = value
     groups = _like(optimiser.state_dict()["param_groups"], plain["groups"])
     optimiser.load_state_dict({"state": slots, "param_groups": groups})
 

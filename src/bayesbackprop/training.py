@@ -114,9 +114,6 @@ class Run:
         ranks: The number of processes.
     """
 
-    # What must be the same in a run that goes on.
-    _settings = ("seed", "accumulate")
-
     def __init__(
         self,
         objective: nn.Module,
@@ -167,15 +164,15 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the run is, as far as JSON can say it."""
-        names = ("step", "taken", "examples", "sums", "seconds", *self._settings)
+        names = ("step", "taken", "examples", "sums", "seconds", "seed", "accumulate")
         return {**{name: getattr(self, name) for name in names}, "records": self.history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what :meth:`state_dict` returned, of a run with the same settings."""
-        for name in self._settings:
-            if state.get(name, getattr(self, name)) != getattr(self, name):
+        for name, now in (("seed", self.seed), ("accumulate", self.accumulate)):
+            if state.get(name, now) != now:
                 constraint = f"{state[name]}, as in the run that the checkpoint is of; or choose another file"
-                raise invalid(name, "fit", constraint, getattr(self, name))
+                raise invalid(name, "fit", constraint, now)
         self.step, self.taken, self.examples = state["step"], state["taken"], state["examples"]
         self.sums, self.seconds = dict(state["sums"]), state["seconds"]
         self.history[:] = state["records"]
@@ -200,13 +197,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        inputs: Any,
-        targets: Any,
-        batch_size: int,
-        seed: int = 0,
-        *,
-        order: Callable[[int], Tensor] | None = None,
+        self, inputs: Any, targets: Any, batch_size: int, seed: int = 0, *, order: Callable[[int], Tensor] | None = None
     ) -> None:
         check_count("Batches", batch_size=batch_size)
         check_count("Batches", least=0, seed=seed)
@@ -396,10 +387,10 @@ def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, schedule
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         got = Described("ReduceLROnPlateau: step it in a callback")
         raise invalid("scheduler", "fit", "one that needs no measurement to step", got)
-    if optimiser is None and scheduler is not None:
-        raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
-    trained = {parameter for group in optimiser.param_groups for parameter in group["params"]} if optimiser else set()
-    if optimiser is not None and trained.isdisjoint(objective.parameters()):
+    if optimiser is None:
+        if scheduler is not None:
+            raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
+    elif set(objective.parameters()).isdisjoint(p for group in optimiser.param_groups for p in group["params"]):
         raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
 
 
@@ -536,7 +527,7 @@ def _any_rank(says: bool) -> bool:
 @contextmanager
 def distributed() -> Iterator[None]:
     """Within it, a process that ``torchrun`` started belongs to its group; any other runs alone."""
-    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) < 2:
+    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         yield
         return
     dist.init_process_group("gloo")
