@@ -7,18 +7,19 @@ work it must hold.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from bayesbackprop._errors import Described, check_count, check_probability, invalid, tensor_shape
 from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
-from bayesbackprop._progress import Progress
 from bayesbackprop.model import Bayesian
 from bayesbackprop.training import Callback, Record, Run
 
@@ -47,9 +48,13 @@ class Checkpoint(Callback):
         self.path, self.about, self.every = Path(path), dict(about or {}), every
 
     def restore(self, run: Run) -> None:
-        states = _states(run)
+        stateful = [each for each in run.callbacks if type(each).state_dict is not Callback.state_dict]
+        self._states = {callback.name: callback for callback in stateful}
+        if len(self._states) < len(stateful) or self._states.keys() & {"objective", "optimiser"}:
+            constraint = "of different names, none of ['objective', 'optimiser'], where they have states"
+            raise invalid("callbacks", "fit", constraint, Described([callback.name for callback in stateful]))
         later = run.callbacks[run.callbacks.index(self) + 1 :]
-        if any(callback in later for callback in states.values()):
+        if any(callback in later for callback in stateful):
             constraint = "in an order in which Checkpoint comes after all that have a state"
             raise invalid("callbacks", "fit", constraint, Described([type(each).__name__ for each in run.callbacks]))
         if not self.path.exists():
@@ -57,12 +62,17 @@ class Checkpoint(Callback):
         tensors, metadata = read_checkpoint(self.path)
         if not {"state", "optimiser", "scheduler", "callbacks"} <= metadata.keys():
             raise invalid("path", "Checkpoint", "a file that Checkpoint wrote", Described(self.path))
-        self._check_same_run(metadata["about"])
-        _load_objective(run.objective, tensors, metadata.get("objective", {}))
+        began, now = metadata["about"], self.about
+        changed = sorted(name for name in {*began, *now} if began.get(name) != now.get(name))
+        if changed:
+            before, after = ({name: which.get(name) for name in changed} for which in (began, now))
+            constraint = f"what the run in {self.path.parent} began with, {before}; or choose another folder"
+            raise invalid("about", "Checkpoint", constraint, Described(after))
+        _load_objective(run.objective, {**under("objective", tensors), **metadata.get("objective", {})})
         _load_optimiser(run.optimiser, under("optimiser", tensors), metadata["optimiser"])
         if run.scheduler is not None:
             run.scheduler.load_state_dict(_like(run.scheduler.state_dict(), metadata["scheduler"]))
-        for name, callback in states.items():
+        for name, callback in self._states.items():
             callback.load_state_dict({**metadata["callbacks"].get(name, {}), **under(name, tensors)})
         run.load_state_dict(metadata["state"])
 
@@ -84,23 +94,18 @@ class Checkpoint(Callback):
     def _write(self, run: Run) -> None:
         if run.rank:
             return
-        tensors, others = _objective_state(run.objective)
         state = run.optimiser.state_dict()
         slots = {f"{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
-        tensors |= {f"optimiser.{name}": value for name, value in slots.items() if isinstance(value, Tensor)}
-        plain = {name: value for name, value in slots.items() if not isinstance(value, Tensor | None)}
-        callbacks: dict[str, dict[str, Any]] = {}
-        for name, callback in _states(run).items():
-            own = callback.state_dict()
-            tensors |= {f"{name}.{key}": value for key, value in own.items() if isinstance(value, Tensor)}
-            callbacks[name] = {key: value for key, value in own.items() if not isinstance(value, Tensor)}
+        parts = {"objective": _objective_state(run.objective)}
+        parts["optimiser"] = {name: value for name, value in slots.items() if value is not None}
+        tensors, plain = _split(parts | {name: callback.state_dict() for name, callback in self._states.items()})
         metadata = {
             "about": self.about,
             "state": run.state_dict(),
-            "objective": others,
-            "optimiser": {"groups": tree_map(_plain, state["param_groups"]), "slots": plain},
-            "scheduler": None if run.scheduler is None else tree_map(_plain, run.scheduler.state_dict()),
-            "callbacks": callbacks,
+            "objective": plain.pop("objective"),
+            "optimiser": {"groups": _in_json(state["param_groups"]), "slots": plain.pop("optimiser")},
+            "scheduler": None if run.scheduler is None else _in_json(run.scheduler.state_dict()),
+            "callbacks": plain,
         }
         try:
             json.dumps(metadata)
@@ -109,14 +114,6 @@ class Checkpoint(Callback):
             raise invalid("run", "Checkpoint", constraint, Described(error)) from error
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(self.path, tensors, metadata)
-
-    def _check_same_run(self, began: Mapping[str, Any]) -> None:
-        now = self.about
-        changed = sorted(name for name in {*began, *now} if began.get(name) != now.get(name))
-        if changed:
-            before, after = ({name: which.get(name) for name in changed} for which in (began, now))
-            constraint = f"what the run in {self.path.parent} began with, {before}; or choose another folder"
-            raise invalid("about", "Checkpoint", constraint, Described(after))
 
 
 class Best(Callback):
@@ -134,18 +131,16 @@ class Best(Callback):
         if run.rank or best(run.history, self.monitor) != run.epoch:
             return
         with run.evaluating():
-            tensors, others = _objective_state(run.objective)
+            tensors, plain = _split({"objective": _objective_state(run.objective)})
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(self.path, tensors, {"epoch": run.epoch, **({"objective": others} if others else {})})
+            write_checkpoint(self.path, tensors, {"epoch": run.epoch, **(plain if plain["objective"] else {})})
 
     def load(self, objective: nn.Module) -> int:
         """Give ``objective``, or the ``Bayesian`` that was fitted, these parameters; the epoch they are of."""
         tensors, metadata = read_checkpoint(self.path)
-        others = metadata.get("objective", {})
-        if isinstance(objective, Bayesian):  # which was trained as the model of a FreeEnergy
-            tensors = {f"objective.{name}": value for name, value in under("objective.model", tensors).items()}
-            others = under("model", others)
-        _load_objective(objective, tensors, others)
+        state: dict[str, Any] = {**under("objective", tensors), **metadata.get("objective", {})}
+        # A Bayesian was trained as the model of a FreeEnergy.
+        _load_objective(objective, under("model", state) if isinstance(objective, Bayesian) else state)
         return int(metadata["epoch"])
 
 
@@ -221,6 +216,75 @@ class Averaging(Callback):
         self._averages = [state[str(number)] for number in range(len(state))]
 
 
+# What a record holds besides what was measured on held-out data.
+_TRAINING = ("epoch", "cost", "likelihood", "complexity", "seconds")
+
+
+def _measured(record: Record) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in record.items() if name not in _TRAINING)
+
+
+def _costs(means: Mapping[str, float]) -> str:
+    if "likelihood" not in means:
+        return f"cost {means['cost']:.4f}"
+    return f"likelihood {means['likelihood']:.4f}  complexity {means['complexity']:.4g}"
+
+
+class Progress(Callback):
+    """Shows how far a run is: on a terminal as a bar with its costs, elsewhere as a line for each epoch.
+
+    Args:
+        title: What is being trained.
+        describe: What to say of the record of an epoch; unless given, all that was measured on held-out data.
+    """
+
+    def __init__(self, title: str = "training", describe: Callable[[Record], str] = _measured) -> None:
+        self._title, self._describe = title, describe
+        self._console: Any = None
+        self._live: Any = None
+
+    def on_start(self, run: Run) -> None:
+        import rich.console  # here and not above: the library does not need it
+        import rich.live
+        import rich.progress
+        import rich.text
+
+        self._started, self._first, self._last = time.perf_counter(), run.step, ""
+        console = self._console or rich.console.Console(stderr=True)
+        if run.rank or not console.is_terminal:
+            return
+        bar, left = rich.progress.BarColumn(bar_width=None), rich.progress.TimeRemainingColumn()
+        columns = ("{task.description}", bar, "{task.fields[speed]}", left)
+        self._bar = rich.progress.Progress(*columns, console=console, expand=True)
+        total = None if run.steps is None else run.epochs * run.steps
+        self._task = self._bar.add_task(self._title, total=total, completed=run.step, speed="")
+        # The costs go below the bar, so that both fit a narrow terminal.
+        self._below = rich.text.Text(no_wrap=True, overflow="ellipsis")
+        shown = rich.console.Group(self._bar, self._below)
+        self._live = rich.live.Live(shown, console=console, refresh_per_second=10)
+        self._live.start()
+
+    def on_step(self, run: Run) -> None:
+        if self._live is not None:
+            speed = (run.step - self._first) / (time.perf_counter() - self._started)
+            self._below.plain = f"epoch {run.epoch + 1}/{run.epochs}  {_costs(run.means)}{self._last}"
+            self._bar.update(self._task, completed=run.step, speed=f"{speed:.0f} steps/s")
+
+    def on_epoch(self, run: Run) -> None:
+        record = run.history[-1]
+        measured = self._describe(record)
+        self._last = f"  {measured}" if measured else ""
+        if self._live is None and run.rank == 0:
+            told = f"{self._title}: epoch {run.epoch}/{run.epochs}  {_costs(record)}{self._last}"
+            left = record["seconds"] * (run.epochs - run.epoch) / 60
+            print(f"{told}  {record['seconds']:.1f} s, {left:.1f} min left", file=sys.stderr, flush=True)
+
+    def on_end(self, run: Run) -> None:  # noqa: ARG002
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
 class Records(Callback):
     """Keeps the records of a run in a file, a line of JSON for each epoch."""
 
@@ -280,41 +344,30 @@ def under(prefix: str, values: Mapping[str, _Value]) -> dict[str, _Value]:
 # --- what a file holds -----------------------------------------------------------------------------------------------
 
 
-def _states(run: Run) -> dict[str, Callback]:
-    """The callbacks that have a state, by name."""
-    stateful = [each for each in run.callbacks if type(each).state_dict is not Callback.state_dict]
-    states = {callback.name: callback for callback in stateful}
-    reserved = {"objective", "optimiser"}
-    if len(states) < len(stateful) or reserved & states.keys():
-        got = Described([callback.name for callback in stateful])
-        raise invalid(
-            "callbacks", "fit", f"of different names, none of {sorted(reserved)}, where they have states", got
-        )
-    return states
+def _split(parts: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """The tensors of all parts by ``part.name``, and what else each part holds."""
+    tensors, plain = {}, {part: dict(values) for part, values in parts.items()}
+    for part, values in parts.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{part}.{name}"] = plain[part].pop(name)
+    return tensors, plain
 
 
-def _objective_state(objective: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of an objective, each once however many names it has; and what else its state holds."""
-    state = objective.state_dict()
-    first = _first_names(state)
-    tensors = {f"objective.{name}": state[name] for name in first.values()}
-    return tensors, {name: value for name, value in state.items() if name not in first}
+def _objective_state(objective: nn.Module) -> dict[str, Any]:
+    """The state of an objective, each tensor under its first name: weights may be tied."""
+    state: dict[str, Any] = objective.state_dict()
+    first: dict[Any, str] = {}
+    for name, value in state.items():
+        stored = isinstance(value, Tensor) and value.numel()
+        first.setdefault((value.data_ptr(), value.shape, value.stride()) if stored else name, name)
+    return {name: state[name] for name in first.values()}
 
 
-def _load_objective(objective: nn.Module, tensors: Mapping[str, Tensor], others: Mapping[str, Any]) -> None:
-    given = under("objective", tensors)
-    shared = {name: given[first] for name, first in _first_names(objective.state_dict()).items() if first in given}
-    objective.load_state_dict({**given, **shared, **others})
-
-
-def _first_names(state: Mapping[str, Any]) -> dict[str, str]:
-    """For each name of a tensor the first name that the same tensor has: weights may be tied."""
-    firsts: dict[Any, str] = {}
-    return {
-        name: firsts.setdefault((value.data_ptr(), value.shape, value.stride()) if value.numel() else name, name)
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
+def _load_objective(objective: nn.Module, state: Mapping[str, Any]) -> None:
+    first = _objective_state(objective)
+    others = {name: value for name, value in objective.state_dict().items() if name not in first}
+    objective.load_state_dict({**others, **state})  # the others are the same memory as a first name
 
 
 # Slots that torch's optimisers make of the shape of their parameter, and that its fused ones write to unchecked.
@@ -322,23 +375,23 @@ _AS_LARGE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"
 
 
 def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     slots: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["slots"]}.items():
-        number, _, slot = name.partition(".")
-        slots.setdefault(int(number), {})[slot] = value
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for number, slot in ((number, slot) for number in slots for slot in _AS_LARGE if slot in slots[number]):
-        value = slots[number][slot]
-        if number >= len(parameters) or not isinstance(value, Tensor) or value.shape != parameters[number].shape:
+        digits, _, slot = name.partition(".")
+        number = int(digits)
+        fits = number < len(parameters) and isinstance(value, Tensor) and value.shape == parameters[number].shape
+        if slot in _AS_LARGE and not fits:
             got = tensor_shape(value) if isinstance(value, Tensor) else value
             raise invalid("path", "Checkpoint", f"a checkpoint of this run: '{slot}' of parameter {number} fits", got)
+        slots.setdefault(number, {})[slot] = value
     groups = _like(optimiser.state_dict()["param_groups"], plain["groups"])
     optimiser.load_state_dict({"state": slots, "param_groups": groups})
 
 
-def _plain(value: Any) -> Any:
-    """A setting as JSON has it: a learning rate can be a tensor."""
-    return value.item() if isinstance(value, Tensor) else value
+def _in_json(settings: Any) -> Any:
+    """Settings as JSON has them: a learning rate can be a tensor."""
+    return tree_map_only(Tensor, Tensor.item, settings)
 
 
 def _like(mine: Any, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """How good predicted probabilities of classes are: error, NLL, Brier score and calibration.
 
-Each takes a prediction, which is what ``predict`` gives or a tensor of probabilities ``[N, C]``, and the true classes
-``[N]``. Probabilities are averaged over draws before anything is computed from them.
+Each takes a prediction, from ``predict`` or a tensor of probabilities ``[N, C]``, and the true classes ``[N]``.
+Probabilities are averaged over the draws first.
 """
 
 from typing import NamedTuple
@@ -19,10 +19,10 @@ BINS = 15
 
 
 class Calibration(NamedTuple):
-    """How often predictions of each confidence come true: one entry for each of the bins of equal width over [0, 1].
+    """How often predictions of each confidence come true, in bins of equal width over [0, 1].
 
-    ``examples`` counts them, ``confidence`` is the mean probability of the predicted class, ``accuracy`` how often it
-    was the true one; the last two are NaN in an empty bin.
+    ``examples`` counts those in a bin, ``confidence`` is the mean probability of the predicted class, ``accuracy`` how
+    often it was the true one; the last two are NaN in an empty bin.
     """
 
     examples: Tensor
@@ -66,7 +66,7 @@ def nll(prediction: Predictive | Tensor, labels: Tensor) -> float:
     probs = _probabilities(prediction, labels, "nll")
     if isinstance(prediction, Predictive):  # whose logarithms are exact where the probability would be 0
         return float(-prediction.log_prob(labels).double().mean())
-    return float(-_of_truth(probs, labels).log().mean())
+    return float(-probs.gather(1, labels[:, None]).log().mean())
 
 
 def brier(prediction: Predictive | Tensor, labels: Tensor) -> float:
@@ -77,7 +77,7 @@ def brier(prediction: Predictive | Tensor, labels: Tensor) -> float:
         0.25
     """
     probs = _probabilities(prediction, labels, "brier")
-    return float((probs.square().sum(1) - 2 * _of_truth(probs, labels) + 1).mean())
+    return float((probs.square().sum(1) - 2 * probs.gather(1, labels[:, None])[:, 0] + 1).mean())
 
 
 def calibration(prediction: Predictive | Tensor, labels: Tensor, bins: int = BINS) -> Calibration:
@@ -93,19 +93,15 @@ def calibration(prediction: Predictive | Tensor, labels: Tensor, bins: int = BIN
     probs = _probabilities(prediction, labels, "calibration")
     confidence, predicted = probs.max(1)
     bin_of = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    examples = torch.bincount(bin_of, minlength=bins)
-    totals = (torch.bincount(bin_of, value, bins) for value in (confidence, (predicted == labels).double()))
+    examples = bin_of.bincount(minlength=bins)
+    totals = (bin_of.bincount(value, bins) for value in (confidence, (predicted == labels).double()))
     return Calibration(examples, *(total / examples for total in totals))
 
 
 def score(prediction: Predictive | Tensor, labels: Tensor) -> Scores:
-    """All of them."""
-    calibrated = calibration(prediction, labels)
-    return Scores(error(prediction, labels), nll(prediction, labels), brier(prediction, labels), calibrated.ece)
-
-
-def _of_truth(probs: Tensor, labels: Tensor) -> Tensor:
-    return probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    """All four of them."""
+    ece = calibration(prediction, labels).ece
+    return Scores(error(prediction, labels), nll(prediction, labels), brier(prediction, labels), ece)
 
 
 def _probabilities(prediction: Predictive | Tensor, labels: Tensor, owner: str) -> Tensor:
@@ -115,13 +111,14 @@ def _probabilities(prediction: Predictive | Tensor, labels: Tensor, owner: str) 
         got = tensor_shape(probs) if isinstance(probs, Tensor) else probs
         raise invalid("prediction", owner, "a prediction of classes, or their probabilities [N, C]", got)
     probs = probs.double()
-    if not bool((probs >= 0).all()) or not bool(((probs.sum(1) - 1).abs() < 1e-3).all()):
+    if not (probs >= 0).all() or not ((probs.sum(1) - 1).abs() < 1e-3).all():
         constraint = "probabilities: none below 0, each row with the sum 1 (not logits)"
         raise invalid("prediction", owner, constraint, Described("others"))
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.shape != probs.shape[:1]:
         got = tensor_shape(labels) if isinstance(labels, Tensor) else labels
         raise invalid("labels", owner, f"a tensor of shape [{len(probs)}] and type torch.int64", got)
-    if int(labels.min()) < 0 or int(labels.max()) >= probs.shape[1]:
-        got = Described(f"labels from {int(labels.min())} to {int(labels.max())}")
+    low, high = map(int, labels.aminmax())
+    if low < 0 or high >= probs.shape[1]:
+        got = Described(f"labels from {low} to {high}")
         raise invalid("labels", owner, f"class indices in [0, {probs.shape[1] - 1}]", got)
     return probs

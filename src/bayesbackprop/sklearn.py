@@ -6,13 +6,14 @@ beside it nor on how often it is asked for.
 # ruff: noqa: N803 (X is scikit-learn's name)
 
 import copy
+import json
 import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import safetensors.torch
@@ -21,15 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributions, nn
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._errors import (
-    Described,
-    check_count,
-    check_finite,
-    check_not_negative,
-    check_positive,
-    invalid,
-    tensor_shape,
-)
+from bayesbackprop._errors import Described, check_count, check_finite, check_not_negative, check_positive, invalid
 from bayesbackprop._files import read, write
 from bayesbackprop._networks import drawn_from, mlp
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
@@ -41,16 +34,12 @@ from bayesbackprop.training import Batches, Callback, Run, fit
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
-    from sklearn.preprocessing import LabelEncoder
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
     needs = 'bayesbackprop.sklearn needs scikit-learn 1.6 or newer: pip install "bayesbackprop[sklearn]"'
     raise ImportError(needs) from error
-
-if TYPE_CHECKING:
-    from typing import Self  # since Python 3.11
 
 __all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor"]
 
@@ -64,9 +53,6 @@ _WARMUP = 0.8
 # Rows to predict at a time: of their outputs there are ``draws`` times as many.
 _ROWS = 2**12
 
-# What a fitted estimator holds besides its model, and what a subclass adds.
-_LEARNT = ("n_features_in_", "n_iter_", "n_samples_seen_", "loss_curve_", "_steps", "_made")
-
 
 class _Lines(Callback):
     """Prints the cost of each pass, after ``passes`` before."""
@@ -79,89 +65,70 @@ class _Lines(Callback):
         print(f"Iteration {self._passes + run.epoch}, cost = {cost:.6g} nats per example")
 
 
+@dataclass(eq=False, repr=False)  # only for __init__, whose signature is where scikit-learn finds the parameters
 class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     """What both estimators share: the network, its training and its file."""
 
-    _learnt: ClassVar[tuple[str, ...]]
-    _reading: ClassVar[Mapping[str, bool]]  # how scikit-learn is to read the targets
+    # What a fitted estimator holds besides its model, and how scikit-learn is to read the targets.
+    _learnt: ClassVar[Any] = ("n_features_in_", "n_iter_", "n_samples_seen_", "loss_curve_", "_steps", "_made")
+    _reading: ClassVar[Mapping[str, bool]] = {}
 
-    model_: Bayesian
-    n_features_in_: int
-    n_iter_: int
-    n_samples_seen_: int
-    loss_curve_: list[float]
-    _steps: int
-    _made: dict[str, Any]
-    _optimiser: torch.optim.Adam | None
-
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        activation: Literal["relu", "tanh", "logistic"] = "relu",
-        *,
-        prior: Prior | None = None,
-        sigma: float = 0.01,
-        temperature: float = 1.0,
-        batch_size: int | Literal["auto"] = "auto",
-        learning_rate_init: float = 0.01,
-        max_iter: int = 500,
-        draws: int = 100,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.prior = prior
-        self.sigma = sigma
-        self.temperature = temperature
-        self.batch_size = batch_size
-        self.learning_rate_init = learning_rate_init
-        self.max_iter = max_iter
-        self.draws = draws
-        self.random_state = random_state
-        self.verbose = verbose
+    hidden_layer_sizes: int | Sequence[int] = (50,)
+    activation: Literal["relu", "tanh", "logistic"] = "relu"
+    _: KW_ONLY
+    prior: Prior | None = None
+    sigma: float = 0.01
+    temperature: float = 1.0
+    batch_size: int | Literal["auto"] = "auto"
+    learning_rate_init: float = 0.01
+    max_iter: int = 500
+    draws: int = 100
+    random_state: Any = None
+    verbose: bool = False
 
     # --- learning ----------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any) -> "Self":
+    def fit(self, X: Any, y: Any) -> Self:
         """Learn from the rows of ``X`` and their targets ``y``; what was learnt before is forgotten."""
-        with self._all_or_nothing():
-            x, y = self._read(X, y, first=True)
-            self._learn_targets(y)
-            self._start(x)
-            self._train(x, self._encode(y), epochs=_count(self.max_iter), n=len(x))
-            self._optimiser = None  # its moments are of a learning rate that has fallen to 0
-        return self
+        return self._learn(X, y, epochs=_count(self.max_iter))
 
-    def _go_on(self, X: Any, y: Any, n_samples: int | None, like: Any = None) -> "Self":
-        """One pass over more examples; ``like`` shows what targets are like where those of the first call do not."""
-        with self._all_or_nothing():
-            first = not hasattr(self, "model_")
-            x, y = self._read(X, y, first)
-            if first:
-                self._learn_targets(y if like is None else np.asarray(like))
-                self._start(x)
-            else:
-                self.model_, self._optimiser = copy.deepcopy((self.model_, self._optimiser))
-            n = self.n_samples_seen_ + len(x) if n_samples is None else _count(n_samples)
-            check_count(f"{self._name}.partial_fit", least=len(x), n_samples=n)
-            self._train(x, self._encode(y), epochs=None, n=n)
-        return self
-
-    def _start(self, x: Tensor) -> None:
+    def _start(self, x: Tensor, likelihood: Likelihood) -> None:
         """A network that has seen nothing."""
         prior = Normal(1.0) if self.prior is None else self.prior
-        likelihood = likelihoods.describe(self._likelihood())
-        self._made = {"activation": self.activation, "likelihood": likelihood, "priors": {"*": prior}}
+        described = likelihoods.describe(likelihood)
+        self._made: dict[str, Any] = {"activation": self.activation, "likelihood": described, "priors": {"*": prior}}
         sizes = [x.shape[1], *_sizes(self.hidden_layer_sizes), self._outputs]
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self.model_ = _network(sizes, **self._made, dtype=x.dtype, seed=seed, sigma=self.sigma)
-        self._optimiser = None
+        self.model_: Bayesian = _network(sizes, **self._made, dtype=x.dtype, seed=seed, sigma=self.sigma)
+        self._optimiser: torch.optim.Adam | None = None
         self.n_iter_ = self.n_samples_seen_ = self._steps = 0
-        self.loss_curve_ = []
+        self.loss_curve_: list[float] = []
+
+    def _learn(self, X: Any, y: Any, epochs: int | None = None, n: int | None = None, like: Any = None) -> Self:
+        """Learn anew in so many passes; or (None) go on, in one pass over a part of a stream of ``n`` examples.
+
+        The first targets may not show all classes; ``like`` does. A failure leaves the estimator as it was.
+        """
+        before, first = dict(self.__dict__), epochs is not None or not hasattr(self, "model_")
+        try:
+            self._check_parameters()
+            dtype = [np.float64, np.float32] if first else self._dtype
+            rows, y = validate_data(self, X, y, reset=first, dtype=dtype, order="C", **self._reading)
+            x = torch.tensor(rows)
+            if first:
+                self._start(x, self._learn_targets(y if like is None else np.asarray(like)))
+            else:
+                self.model_, self._optimiser = copy.deepcopy((self.model_, self._optimiser))
+            n = self.n_samples_seen_ + len(x) if n is None else _count(n)
+            check_count(f"{self._name}.partial_fit", least=len(x), n_samples=n)
+            self._train(x, self._encode(y), epochs, n)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        return self
 
     def _train(self, x: Tensor, y: Tensor, epochs: int | None, n: int) -> None:
-        """So many passes over the whole data set, or (None) one over a part of a stream."""
         size = max(32, len(x) // 50) if self.batch_size == "auto" else _count(self.batch_size)
         steps, before, seed = math.ceil(len(x) / size), self._steps, self.model_.seed
         warmup = 0 if epochs is None else int(_WARMUP * epochs * steps)
@@ -179,25 +146,16 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         if epochs is not None:
             # Falling to 0, the learning rate averages the noise of the draws away. A stream has no end to fall to.
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step // steps / epochs)
+        batches = Batches(x, y, size, order=order)
+        lines = [_Lines(self.n_iter_)] if self.verbose else []
         history = fit(
-            free_energy,
-            Batches(x, y, size, order=order),
-            epochs=epochs or 1,
-            optimiser=optimiser,
-            scheduler=scheduler,
-            callbacks=[_Lines(self.n_iter_)] if self.verbose else [],
+            free_energy, batches, epochs=epochs or 1, optimiser=optimiser, scheduler=scheduler, callbacks=lines
         )
-        self._optimiser = optimiser
+        self._optimiser = optimiser if epochs is None else None  # moments of a rate that fell to 0 are of no use
         self._steps += len(history) * steps
         self.n_iter_ += len(history)
         self.n_samples_seen_ += len(x)
         self.loss_curve_ += [record["cost"] for record in history]  # in place, so last: nothing can go wrong any more
-
-    def _read(self, X: Any, y: Any, first: bool) -> tuple[Tensor, NDArray[Any]]:
-        self._check_parameters()
-        dtype = [np.float64, np.float32] if first else self._dtype
-        x, y = validate_data(self, X, y, reset=first, dtype=dtype, order="C", **self._reading)
-        return torch.tensor(x), y
 
     def _check_parameters(self) -> None:
         for size in _sizes(self.hidden_layer_sizes):
@@ -212,17 +170,6 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         if not isinstance(self.prior, Prior | None):
             raise invalid("prior", self._name, "None or a Prior, such as Normal(1.0)", self.prior)
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Whatever goes wrong leaves the estimator as it was."""
-        before = dict(self.__dict__)
-        try:
-            yield
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
-
     @property
     def _name(self) -> str:
         return type(self).__name__
@@ -232,16 +179,12 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         return next(self.model_.parameters()).detach().numpy().dtype
 
     @abstractmethod
-    def _learn_targets(self, y: NDArray[Any]) -> None:
-        """Find out what must be known of the targets before the first step."""
+    def _learn_targets(self, y: NDArray[Any]) -> Likelihood:
+        """Find out what must be known of the targets before the first step, and so P(y|x,w)."""
 
     @abstractmethod
     def _encode(self, y: NDArray[Any]) -> Tensor:
         """Targets as the likelihood takes them."""
-
-    @abstractmethod
-    def _likelihood(self) -> Likelihood:
-        """P(y|x,w)."""
 
     @property
     @abstractmethod
@@ -254,14 +197,14 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     def predictive(self, X: Any) -> Predictive:
         """The predictive distribution itself: ``aleatoric``, ``epistemic``, ``entropy``, ``log_prob`` and more."""
 
-    def _rows(self, X: Any) -> Tensor:
+    def _predictions(self, X: Any, rows: int | None = _ROWS) -> Iterator[Any]:
+        """The predictive distributions of so many rows at a time, or (None) of all at once."""
         check_is_fitted(self)
         check_count(self._name, draws=_count(self.draws))
-        return torch.tensor(validate_data(self, X, reset=False, dtype=self._dtype, order="C"))
-
-    def _predict(self, x: Tensor) -> Predictive:
-        # Not the quickest way, which has draws of its own for each place in a batch.
-        return self.model_.predict(x, draws=_count(self.draws), estimator="shared")
+        x = torch.tensor(validate_data(self, X, reset=False, dtype=self._dtype, order="C"))
+        for block in x.split(rows or len(x)):
+            # Not the quickest way, which has draws of its own for each place in a batch.
+            yield self.model_.predict(block, draws=_count(self.draws), estimator="shared")
 
     # --- files and pickles -------------------------------------------------------------------------------------------
 
@@ -271,26 +214,24 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         state = self.__getstate__()
         del state["model_"]
         try:
-            plain = _plain(state)
+            plain = json.loads(json.dumps(state, default=_plain, sort_keys=True))
         except TypeError as error:
             constraint = "of numbers, text and the library's priors, which is all a file can hold; use pickle otherwise"
             raise invalid("estimator", f"{self._name}.save", constraint, Described(error)) from error
         write(path, "estimator", self._tensors(), {"estimator": self._name, "state": plain})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Self":
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """The estimator in a file that :meth:`save` wrote. No code runs from the file."""
         file = read(path, "estimator", f"{cls.__name__}.load")
         with file.understanding():
             if file.contents["estimator"] != cls.__name__:
                 raise ValueError(f"the file of a {file.contents['estimator']}")
-            estimator, state = cls(), _rich(file.contents["state"])
+            estimator, state = cls(), json.loads(json.dumps(file.contents["state"]), object_hook=_rich)
             if isinstance(state["hidden_layer_sizes"], list):
                 state["hidden_layer_sizes"] = tuple(state["hidden_layer_sizes"])
-            for name in (*estimator.get_params(deep=False), *_LEARNT, *cls._learnt):
-                setattr(estimator, name, state[name])
-            if "feature_names_in_" in state:
-                estimator.feature_names_in_ = state["feature_names_in_"]
+            names = {*estimator.get_params(deep=False), *cls._learnt, *({"feature_names_in_"} & state.keys())}
+            estimator.__dict__.update({name: state[name] for name in names})
             estimator._restore(file.tensors)
         return estimator
 
@@ -330,15 +271,15 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
                 moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
                 self._optimiser.state[parameter] = {"step": torch.zeros(()), **moments}
         expected = self._tensors()
-        if tensors.keys() != expected.keys():
-            raise ValueError(f"{sorted(tensors.keys() ^ expected.keys())} missing or besides")
+        found, needed = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (tensors, expected))
+        if odd := sorted({name for name, _ in found.items() ^ needed.items()}):
+            raise ValueError(f"{odd} missing, besides, or of another shape or type")
         for name, tensor in tensors.items():
             check_finite(name, self._name, tensor)
-            if (tensor.shape, tensor.dtype) != (expected[name].shape, expected[name].dtype):
-                raise ValueError(f"'{name}' is {tensor_shape(tensor)}")
             expected[name].copy_(tensor)
 
 
+@dataclass(eq=False, repr=False)
 class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc]
     """A fully connected Bayesian network that names classes.
 
@@ -372,10 +313,9 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc
         array(['no', 'yes'], dtype='<U3')
     """
 
-    _learnt = ("classes_",)
-    _reading: ClassVar[Mapping[str, bool]] = {}
+    _learnt = (*_BayesianMLP._learnt, "classes_")
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, n_samples: int | None = None) -> "Self":
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, n_samples: int | None = None) -> Self:
         """Go on learning: one pass over some more examples of a stream, at a constant learning rate.
 
         Args:
@@ -391,39 +331,37 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc
             raise invalid("classes", owner, "given at the first call, where some may have no example yet", classes)
         if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
             raise invalid("classes", owner, f"left out or those of the first call, {known.tolist()}", classes)
-        return self._go_on(X, y, n_samples, classes)
+        return self._learn(X, y, n=n_samples, like=classes)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each row."""
-        likely = self.predict_proba(X).argmax(1)
-        return cast(NDArray[Any], self.classes_[likely])
+        probabilities = self.predict_proba(X)  # which refuses an estimator that is not fitted
+        return cast(NDArray[Any], self.classes_[probabilities.argmax(1)])
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """The probabilities of ``classes_``, averaged over the draws."""
-        return torch.cat([self._predict(x).mean for x in self._rows(X).split(_ROWS)]).numpy()
+        return torch.cat([prediction.mean for prediction in self._predictions(X)]).numpy()
 
     def predictive(self, X: Any) -> ClassPredictive:
-        return cast(ClassPredictive, self._predict(self._rows(X)))
+        (prediction,) = self._predictions(X, rows=None)
+        return cast(ClassPredictive, prediction)
 
-    def _learn_targets(self, y: NDArray[Any]) -> None:
+    def _learn_targets(self, y: NDArray[Any]) -> Likelihood:
         check_classification_targets(y)
-        self.classes_: NDArray[Any] = LabelEncoder().fit(y).classes_
+        self.classes_: NDArray[Any] = np.unique(y)
+        return Categorical()
 
     def _encode(self, y: NDArray[Any]) -> Tensor:
-        if not (known := np.isin(y, self.classes_)).all():  # the encoder would make 0 of 0.5
+        if not (known := np.isin(y, self.classes_)).all():
             raise invalid("y", self._name, f"of the classes {self.classes_.tolist()}", y[~known].tolist())
-        encoder = LabelEncoder()
-        encoder.classes_ = self.classes_
-        return torch.tensor(encoder.transform(y))
-
-    def _likelihood(self) -> Likelihood:
-        return Categorical()
+        return torch.from_numpy(np.searchsorted(self.classes_, y))
 
     @property
     def _outputs(self) -> int:
         return len(self.classes_)
 
 
+@dataclass(eq=False, repr=False)
 class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # type: ignore[misc]
     """A fully connected Bayesian network that predicts one number or several.
 
@@ -446,46 +384,17 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
         True
     """
 
-    _learnt = ("_mean", "_scale", "_one_dimension")
+    _learnt = (*_BayesianMLP._learnt, "_mean", "_scale", "_one_dimension")
     _reading: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
 
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        activation: Literal["relu", "tanh", "logistic"] = "relu",
-        *,
-        noise: float | Literal["learnt", "per-input"] = "learnt",
-        prior: Prior | None = None,
-        sigma: float = 0.01,
-        temperature: float = 1.0,
-        batch_size: int | Literal["auto"] = "auto",
-        learning_rate_init: float = 0.01,
-        max_iter: int = 500,
-        draws: int = 100,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            hidden_layer_sizes,
-            activation,
-            prior=prior,
-            sigma=sigma,
-            temperature=temperature,
-            batch_size=batch_size,
-            learning_rate_init=learning_rate_init,
-            max_iter=max_iter,
-            draws=draws,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.noise = noise
+    noise: float | Literal["learnt", "per-input"] = field(default="learnt", kw_only=True)
 
-    def partial_fit(self, X: Any, y: Any, n_samples: int | None = None) -> "Self":
+    def partial_fit(self, X: Any, y: Any, n_samples: int | None = None) -> Self:
         """Go on learning, as :meth:`BayesianMLPClassifier.partial_fit`.
 
         The targets of the first call set the scale of all: give it some tens of examples.
         """
-        return self._go_on(X, y, n_samples)
+        return self._learn(X, y, n=n_samples)
 
     def predict(self, X: Any, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
         """The mean of each row's predictive distribution, in the shape of the targets.
@@ -497,7 +406,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
         """
         if return_std and quantiles is not None:
             raise invalid("quantiles", f"{self._name}.predict", "None where return_std is set", quantiles)
-        blocks = (self._predict(x) for x in self._rows(X).split(_ROWS))
+        blocks = self._predictions(X)
         if quantiles is not None:
             levels = np.atleast_1d(quantiles).tolist()
             return self._in_units(torch.cat([block.quantiles(levels) for block in blocks], dim=1))
@@ -507,7 +416,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
         return self._in_units(torch.cat(means)), self._in_units(torch.cat(deviations), shift=0.0)
 
     def predictive(self, X: Any) -> ValuePredictive:
-        prediction = self._predict(self._rows(X))
+        (prediction,) = self._predictions(X, rows=None)
         mean = torch.from_numpy(self._in_units(prediction.components.mean))
         deviation = torch.from_numpy(self._in_units(prediction.components.stddev, shift=0.0))
         return ValuePredictive(distributions.Normal(mean, deviation), prediction.draws)
@@ -517,7 +426,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
         result = values.double().numpy() * self._scale + (self._mean if shift is None else shift)
         return cast(NDArray[Any], result[..., 0] if self._one_dimension else result)
 
-    def _learn_targets(self, y: NDArray[Any]) -> None:
+    def _learn_targets(self, y: NDArray[Any]) -> Likelihood:
         self._one_dimension = y.ndim == 1
         y = y.reshape(len(y), -1).astype(np.float64)
         self._mean = y.mean(0)
@@ -526,8 +435,10 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
         unit = np.where(largest > 0, largest, 1.0)  # squared in it, neither 1e200 nor 1e-200 leaves the range of floats
         scale = largest * np.sqrt(np.square(away / unit).mean(0))
         if not isinstance(self.noise, str):
+            check_positive(self._name, noise=self.noise)
             scale = np.full_like(scale, scale.max())  # one noise for all targets, so one scale
         self._scale = np.where(scale > 0, scale, 1.0)
+        return Gaussian(self.noise if isinstance(self.noise, str) else float(self.noise / self._scale[0]))
 
     def _encode(self, y: NDArray[Any]) -> Tensor:
         if (y.ndim == 1) is not self._one_dimension or y.reshape(len(y), -1).shape[1] != len(self._scale):
@@ -535,12 +446,6 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
             raise invalid("y", self._name, f"of shape {expected}, as at first", Described(f"shape {list(y.shape)}"))
         standard = (y.reshape(len(y), -1) - self._mean) / self._scale
         return torch.tensor(standard.astype(self._dtype))
-
-    def _likelihood(self) -> Likelihood:
-        if isinstance(self.noise, str):
-            return Gaussian(self.noise)
-        check_positive(self._name, noise=self.noise)
-        return Gaussian(float(self.noise / self._scale[0]))
 
     @property
     def _outputs(self) -> int:
@@ -575,30 +480,18 @@ def _count(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in terms of JSON, its mappings sorted; arrays and the library's priors become mappings."""
+    """What JSON is to hold for a value that it does not know: numpy's, or a prior of the library."""
     if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):  # but for long doubles
-        return _plain(item)
+        return item
     if isinstance(value, np.ndarray):
-        return {"array": value.dtype.str, "values": _plain(value.tolist())}
+        return {"array": value.dtype.str, "values": value.tolist()}
     if isinstance(value, Prior) and (described := priors.describe(value))["kind"] != "own":
         return {"prior": described}
-    if isinstance(value, dict):
-        return {name: _plain(value[name]) for name in sorted(value)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if value is None or isinstance(value, (str, int, float)):
-        return value
     raise TypeError(f"{value!r}, a {type(value).__name__}")
 
 
-def _rich(value: Any) -> Any:
-    """What :func:`_plain` was given, but for tuples, which are lists."""
-    if isinstance(value, list):
-        return [_rich(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"array", "values"}:
-        return np.array(value["values"], dtype=value["array"])
-    if value.keys() == {"prior"}:
-        return priors.from_description(value["prior"])
-    return {name: _rich(each) for name, each in value.items()}
+def _rich(mapping: dict[str, Any]) -> Any:
+    """The value that :func:`_plain` made a mapping of."""
+    if mapping.keys() == {"array", "values"}:
+        return np.array(mapping["values"], dtype=mapping["array"])
+    return priors.from_description(mapping["prior"]) if mapping.keys() == {"prior"} else mapping

@@ -14,7 +14,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -42,13 +43,9 @@ Validation = Callable[[], Mapping[str, float]]
 
 # Seeds of epochs and batches must not meet those of neighbouring runs.
 _STRIDE = 1_000_003
-
 # Three streams of seeds that never meet: for a step (dropout), to fetch a batch, and to begin an epoch.
 _STREAM = 2**61
 _STEP, _FETCH, _BEGIN = 0, _STREAM, 2 * _STREAM
-
-# The learning rate of the default optimiser, which is Adam's own default.
-_LEARNING_RATE = 1e-3
 
 # Networks to average in the predictions on held-out data: enough to compare epochs, and quick.
 _VALIDATION_DRAWS = 10
@@ -117,9 +114,6 @@ class Run:
         ranks: The number of processes.
     """
 
-    # What must be the same in a run that goes on.
-    _settings = ("seed", "accumulate")
-
     def __init__(
         self,
         objective: nn.Module,
@@ -170,15 +164,15 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the run is, as far as JSON can say it."""
-        names = ("step", "taken", "examples", "sums", "seconds", *self._settings)
+        names = ("step", "taken", "examples", "sums", "seconds", "seed", "accumulate")
         return {**{name: getattr(self, name) for name in names}, "records": self.history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what :meth:`state_dict` returned, of a run with the same settings."""
-        for name in self._settings:
-            if state.get(name, getattr(self, name)) != getattr(self, name):
+        for name, now in (("seed", self.seed), ("accumulate", self.accumulate)):
+            if state.get(name, now) != now:
                 constraint = f"{state[name]}, as in the run that the checkpoint is of; or choose another file"
-                raise invalid(name, "fit", constraint, getattr(self, name))
+                raise invalid(name, "fit", constraint, now)
         self.step, self.taken, self.examples = state["step"], state["taken"], state["examples"]
         self.sums, self.seconds = dict(state["sums"]), state["seconds"]
         self.history[:] = state["records"]
@@ -203,13 +197,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        inputs: Any,
-        targets: Any,
-        batch_size: int,
-        seed: int = 0,
-        *,
-        order: Callable[[int], Tensor] | None = None,
+        self, inputs: Any, targets: Any, batch_size: int, seed: int = 0, *, order: Callable[[int], Tensor] | None = None
     ) -> None:
         check_count("Batches", batch_size=batch_size)
         check_count("Batches", least=0, seed=seed)
@@ -219,7 +207,8 @@ class Batches:
             raise invalid("targets", "Batches", constraint, Described(f"lengths {sorted(lengths)}"))
         (self.examples,) = lengths
         self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
-        self._order = order or (lambda epoch: torch.randperm(self.examples, generator=_generator(seed, epoch)))
+        random, n = torch.Generator(), self.examples
+        self._order = order or (lambda epoch: torch.randperm(n, generator=random.manual_seed(_number(seed, epoch))))
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -287,7 +276,12 @@ def fit(
         >>> history[-1]["cost"] < history[0]["cost"]
         True
     """
-    _check(model, batches, epochs, autocast, accumulate, clip, seed)
+    check_count("fit", epochs=epochs, accumulate=accumulate)
+    check_count("fit", least=0, seed=seed)
+    if clip is not None:
+        check_positive("fit", clip=clip)
+    if autocast not in (None, torch.bfloat16):
+        raise invalid("autocast", "fit", "None or torch.bfloat16, which needs no scaling of the loss", autocast)
     objective = _objective(model, batches, n)
     _check_optimiser(objective, optimiser, scheduler)
     if device is not None:
@@ -295,11 +289,18 @@ def fit(
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
     if optimiser is None:
         trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
-        optimiser = torch.optim.Adam(trained, lr=_LEARNING_RATE, fused=True)
-    measure = _measure(objective, validation, place)
-    run = Run(objective, optimiser, scheduler, epochs, _steps(batches, accumulate), callbacks, seed, accumulate)
+        optimiser = torch.optim.Adam(trained, fused=True)
+    measure = partial(_measure, objective, validation, place) if isinstance(validation, Iterable) else validation
+    weighs_minibatches = isinstance(objective, FreeEnergy) and objective.weighs_minibatches
+    steps = None
+    with suppress(TypeError):  # a loader of a stream has a __len__ that refuses
+        steps = math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
+    run = Run(objective, optimiser, scheduler, epochs, steps, callbacks, seed, accumulate)
 
-    with _generators_as_they_were(place), interrupt_deferred() as interrupted, _ending(run):
+    devices, kind = ([], "cuda") if place.type == "cpu" else ([place], place.type)
+    with torch.random.fork_rng(devices, device_type=kind), interrupt_deferred() as interrupted, ExitStack() as ending:
+        for callback in callbacks:
+            ending.callback(callback.on_end, run)  # however the run ends; the last is told first
         for callback in callbacks:
             callback.restore(run)
         for callback in callbacks:
@@ -308,22 +309,24 @@ def fit(
 
         while run.goes_on:
             started = time.perf_counter() - run.seconds
-            for group in _groups(batches, run, accumulate, seed, place):
+            left = _batches_left(batches, run, place)
+            while group := list(itertools.islice(left, accumulate)):
                 if _any_rank(interrupted()):
                     run.interrupted = True
                     raise KeyboardInterrupt
 
                 # The gradient of the mean cost of all examples of the group.
-                sizes = [_size(inputs, targets) for inputs, targets in group]
+                examples = sum(size for _, _, size in group)
                 optimiser.zero_grad()
-                for number, (inputs, targets) in enumerate(group):
+                for number, (inputs, targets, size) in enumerate(group):
                     _seed(place, seed, _STEP, (run.step * accumulate + number) * run.ranks + run.rank)
                     is_last = number == len(group) - 1
                     with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
                         with torch.autocast(place.type, autocast) if autocast else nullcontext():
-                            cost = forward(inputs, targets, **_which(objective, run))
-                        (cost / (sum(sizes) / sizes[number])).backward()
-                    _add(run, cost, sizes[number])
+                            which = {"batch": run.taken} if weighs_minibatches else {}
+                            cost = forward(inputs, targets, **which)
+                        (cost / (examples / size)).backward()
+                    _add(run, cost, size)
                 if clip is not None:
                     nn.utils.clip_grad_norm_(objective.parameters(), clip)
                 optimiser.step()
@@ -345,7 +348,20 @@ def fit(
 # --- the parts of the loop -------------------------------------------------------------------------------------------
 
 
-def _objective(model: nn.Module, batches: Iterable[Any], n: int | None) -> nn.Module:
+def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise invalid("model", "fit", "a Bayesian, or a module whose call gives a cost", model)
+    if not model.training:
+        raise invalid("model", "fit", "in training mode: call its train()", Described("one in evaluation mode"))
+    sampler: Any = getattr(batches, "sampler", None)
+    if (
+        _ranks() > 1
+        and isinstance(batches, DataLoader)
+        and isinstance(sampler, RandomSampler | SequentialSampler)
+        and type(batches.batch_sampler) is BatchSampler  # one of the user's own may know of ranks
+    ):
+        constraint = "Batches, or a DataLoader with a DistributedSampler, where several ranks share the work"
+        raise invalid("batches", "fit", constraint, Described("a DataLoader that gives every rank the same"))
     if not isinstance(model, Bayesian):
         if n is not None:
             raise invalid("n", "fit", "left out where the objective is given, which knows it", n)
@@ -358,78 +374,64 @@ def _objective(model: nn.Module, batches: Iterable[Any], n: int | None) -> nn.Mo
         except (AttributeError, TypeError):
             constraint = "given where the batches do not say how many examples the training set has"
             raise invalid("n", "fit", constraint, None) from None
-        sampler: Any = getattr(batches, "sampler", None)
-        ours = isinstance(sampler, DistributedSampler) or type(sampler) in (RandomSampler, SequentialSampler)
-        if isinstance(batches, DataLoader) and not (ours and len(sampler) >= n // _ranks()):
+        takes_all = isinstance(sampler, DistributedSampler) or type(sampler) in (RandomSampler, SequentialSampler)
+        if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // _ranks()):
             constraint = "given where a sampler decides which examples belong to the training set"
             raise invalid("n", "fit", constraint, None)
     return FreeEnergy(model, n)
 
 
-def _which(objective: nn.Module, run: Run) -> dict[str, int]:
-    """Which batch of the epoch this is, for an objective that must know."""
-    return {"batch": run.taken} if isinstance(objective, FreeEnergy) and objective.weighs_minibatches else {}
+def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
+    if isinstance(optimiser, torch.optim.LBFGS):
+        raise invalid("optimiser", "fit", "one whose step needs no closure", Described("LBFGS"))
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        got = Described("ReduceLROnPlateau: step it in a callback")
+        raise invalid("scheduler", "fit", "one that needs no measurement to step", got)
+    if optimiser is None:
+        if scheduler is not None:
+            raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
+    elif set(objective.parameters()).isdisjoint(p for group in optimiser.param_groups for p in group["params"]):
+        raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
 
 
-def _steps(batches: Iterable[Any], accumulate: int) -> int | None:
-    """The steps of an epoch; a loader of a stream has a ``__len__`` that refuses."""
-    try:
-        return math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _groups(
-    batches: Iterable[Any], run: Run, accumulate: int, seed: int, device: torch.device
-) -> Iterator[list[tuple[Any, Any]]]:
-    """The batches of the running epoch, ``accumulate`` at a time, without those that it has had before."""
+def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Iterator[tuple[Any, Any, int]]:
+    """The batches of the running epoch without those that it had before it was resumed."""
     owners: list[Any] = [batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)]
     for owner in owners:
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(run.epoch)
-    had, first = run.taken, run.step * accumulate - run.taken
-    _seed(device, seed, _BEGIN, run.epoch)  # the same for all ranks, so that they can share an order
-    iterator, group = iter(batches), []
+    had, first = run.taken, run.step * run.accumulate - run.taken
+    _seed(device, run.seed, _BEGIN, run.epoch)  # the same for all ranks, so that they can share an order
+    iterator = iter(batches)
     for number in itertools.count():
-        _seed(device, seed, _FETCH, (first + number) * run.ranks + run.rank)
+        _seed(device, run.seed, _FETCH, (first + number) * run.ranks + run.rank)
         try:
             batch = next(iterator)
         except StopIteration:
             break
         if number >= had:
-            group.append(_pair(batch, device))
-        if len(group) == accumulate:
-            yield group
-            group = []
+            yield _prepared(batch, device)
     if number == 0:
         constraint = f"an iterable that has batches in each of {run.epochs} epochs"
         raise invalid("batches", "fit", constraint, Described(f"none in epoch {run.epoch + 1}"))
-    if group:
-        yield group
 
 
-def _pair(batch: Any, device: torch.device) -> tuple[Any, Any]:
+def _prepared(batch: Any, device: torch.device) -> tuple[Any, Any, int]:
+    """The inputs and targets of a batch on ``device``, and the number of its examples."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise invalid(
-            "batches", "fit", "an iterable of pairs (inputs, targets)", Described(f"a {type(batch).__name__}")
-        )
+        got = Described(f"a {type(batch).__name__}")
+        raise invalid("batches", "fit", "an iterable of pairs (inputs, targets)", got)
     inputs, targets = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
-    return inputs, targets
+    for tensor in (*tensors_of(targets), *tensors_of(inputs)):
+        if tensor.dim():
+            return inputs, targets, len(tensor)
+    raise invalid("batches", "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
 
 
 def _of_each(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """The same structure as ``values``, with ``function`` of each tensor in it."""
-    if isinstance(values, Tensor):  # as most are, and quicker
-        return function(values)
-    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, values)
-
-
-def _size(inputs: Any, targets: Any) -> int:
-    """The number of examples of a batch."""
-    for tensor in (*tensors_of(targets), *tensors_of(inputs)):
-        if tensor.dim():
-            return len(tensor)
-    raise invalid("batches", "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
+    # A lone tensor, as most inputs are, is quicker without the tree.
+    return function(values) if isinstance(values, Tensor) else tree_map_only(Tensor, function, values)
 
 
 def _add(run: Run, cost: Tensor, size: int) -> None:
@@ -457,25 +459,16 @@ def _end_epoch(run: Run, measure: Validation | None) -> None:
     run.sums, run.seconds = {}, 0.0
 
 
-def _measure(
-    objective: nn.Module, validation: Iterable[Any] | Validation | None, device: torch.device
-) -> Validation | None:
-    if validation is None or not isinstance(validation, Iterable):
-        return validation
-    batches = validation
-
-    def measure() -> dict[str, float]:
-        sums: dict[str, float] = {}
-        examples = 0
-        for batch in batches:
-            inputs, targets = _pair(batch, device)
-            size = _size(inputs, targets)
-            for name, value in _held_out(objective, inputs, targets).items():
-                sums[name] = sums.get(name, 0.0) + size * value
-            examples += size
-        return {f"validation_{name}": total / examples for name, total in sums.items()}
-
-    return measure
+def _measure(objective: nn.Module, batches: Iterable[Any], device: torch.device) -> dict[str, float]:
+    """How well held-out batches are predicted, as means over their examples."""
+    sums: dict[str, float] = {}
+    examples = 0
+    for batch in batches:
+        inputs, targets, size = _prepared(batch, device)
+        for name, value in _held_out(objective, inputs, targets).items():
+            sums[name] = sums.get(name, 0.0) + size * value
+        examples += size
+    return {f"validation_{name}": total / examples for name, total in sums.items()}
 
 
 def _held_out(objective: nn.Module, inputs: Any, targets: Any) -> dict[str, float]:
@@ -493,79 +486,19 @@ def _held_out(objective: nn.Module, inputs: Any, targets: Any) -> dict[str, floa
     return found
 
 
-@contextmanager
-def _ending(run: Run) -> Iterator[None]:
-    """However it ends, all callbacks hear of it, the last first."""
-    with ExitStack() as stack:
-        for callback in run.callbacks:
-            stack.callback(callback.on_end, run)
-        yield
-
-
-def _check(
-    model: object,
-    batches: object,
-    epochs: int,
-    autocast: torch.dtype | None,
-    accumulate: int,
-    clip: float | None,
-    seed: int,
-) -> None:
-    if not isinstance(model, nn.Module):
-        raise invalid("model", "fit", "a Bayesian, or a module whose call gives a cost", model)
-    if not model.training:
-        raise invalid("model", "fit", "in training mode: call its train()", Described("one in evaluation mode"))
-    check_count("fit", epochs=epochs, accumulate=accumulate)
-    check_count("fit", least=0, seed=seed)
-    if clip is not None:
-        check_positive("fit", clip=clip)
-    if autocast not in (None, torch.bfloat16):
-        raise invalid("autocast", "fit", "None or torch.bfloat16, which needs no scaling of the loss", autocast)
-    if (
-        _ranks() > 1
-        and isinstance(batches, DataLoader)
-        and isinstance(batches.sampler, RandomSampler | SequentialSampler)
-        and type(batches.batch_sampler) is BatchSampler  # one of the user's own may know of ranks
-    ):
-        constraint = "Batches, or a DataLoader with a DistributedSampler, where several ranks share the work"
-        raise invalid("batches", "fit", constraint, Described("a DataLoader that gives every rank the same"))
-
-
-def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
-    if isinstance(optimiser, torch.optim.LBFGS):
-        raise invalid("optimiser", "fit", "one whose step needs no closure", Described("LBFGS"))
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        constraint = "one that needs no measurement to step"
-        raise invalid("scheduler", "fit", constraint, Described("ReduceLROnPlateau: step it in a callback"))
-    if optimiser is None:
-        if scheduler is not None:
-            raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
-        return
-    trained = {parameter for group in optimiser.param_groups for parameter in group["params"]}
-    if not any(parameter in trained for parameter in objective.parameters()):
-        raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
-
-
 # --- seeds, ranks and signals ----------------------------------------------------------------------------------------
 
 
-def _generator(seed: int, number: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed * _STRIDE + number) % _STREAM)
+def _number(seed: int, number: int, stream: int = 0) -> int:
+    return (seed * _STRIDE + number) % _STREAM + stream
 
 
 def _seed(device: torch.device, seed: int, stream: int, number: int) -> None:
     """Seed what dropout and loaders draw from."""
-    value = (seed * _STRIDE + number) % _STREAM + stream
+    value = _number(seed, number, stream)
     torch.default_generator.manual_seed(value)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(value)
-
-
-@contextmanager
-def _generators_as_they_were(device: torch.device) -> Iterator[None]:
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
-        yield
 
 
 def _rank() -> int:
@@ -594,7 +527,7 @@ def _any_rank(says: bool) -> bool:
 @contextmanager
 def distributed() -> Iterator[None]:
     """Within it, a process that ``torchrun`` started belongs to its group; any other runs alone."""
-    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) < 2:
+    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         yield
         return
     dist.init_process_group("gloo")
@@ -611,15 +544,14 @@ def interrupt_deferred() -> Iterator[Callable[[], bool]]:
     Pressed again, it interrupts at once: what is being done may never end.
     """
     pressed: list[int] = []
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as in the background
-    )
+    default = signal.default_int_handler
+    # An ignored Ctrl-C, as in the background, stays ignored.
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is default
 
     def press(number: int, _: Any) -> None:
-        pressed.append(number)
-        if len(pressed) > 1:
+        if pressed:
             raise KeyboardInterrupt
+        pressed.append(number)
 
     if ours:
         signal.signal(signal.SIGINT, press)
@@ -627,6 +559,6 @@ def interrupt_deferred() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(pressed)
     finally:
         if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, default)
     if pressed:
         raise KeyboardInterrupt

@@ -101,7 +101,7 @@ def test_a_finished_run_resumed_does_nothing_more(tmp_path: Path, monkeypatch: p
     command = ("train", *OPTIONS["averaged"], "--folder", tmp_path)
     expected = succeed(*command)
     before = {name: (tmp_path / name).read_bytes() for name in (CHECKPOINT, BEST, METRICS, mnist.MODEL)}
-    monkeypatch.setattr(training, "_groups", None)
+    monkeypatch.setattr(training, "_batches_left", None)
     monkeypatch.setattr(training, "_end_epoch", None)
     assert succeed(*command, "--resume") == expected
     assert before == {name: (tmp_path / name).read_bytes() for name in before}
