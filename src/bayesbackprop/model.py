@@ -1,5 +1,6 @@
 """The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -273,6 +274,13 @@ class Bayesian(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engines": {}}  # a copy finds its own tensors
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bayesian":
+        with lock(self.net):  # while it runs on drawn weights, a recurrent layer cannot be copied
+            made = type(self).__new__(type(self))
+            memo[id(self)] = made
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+            return made
 
     @property
     def has_centre(self) -> bool:

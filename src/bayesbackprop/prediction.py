@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.utils._pytree import tree_map
 
-from bayesbackprop._engine import Slots, call_with, evaluating, over_draws
+from bayesbackprop._engine import Slots, call_with, evaluating, lock, over_draws
 from bayesbackprop._errors import check_batch, check_count, check_probability, invalid, tensor_shape, tensors_of
 from bayesbackprop.likelihoods import Likelihood
 
@@ -196,7 +196,8 @@ class Ensemble:
     """A fixed set of weight draws: ``ensemble(x)`` gives their outputs ``[draws, ...]``, ``predict`` averages them."""
 
     def __init__(self, net: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor]) -> None:
-        self.net = copy.deepcopy(net)  # what is not random must not change either
+        with lock(net):
+            self.net = copy.deepcopy(net)  # what is not random must not change either
         self.likelihood = copy.deepcopy(likelihood)
         self.weights = dict(weights)
         self._slots = Slots(self.net, list(self.weights))

@@ -3,6 +3,7 @@
 README.md, beside this file, is the page for the engineer who opens it.
 """
 
+from bayesbackprop._engine.checkpointing import refuse_checkpointed_objective
 from bayesbackprop._engine.executors import (
     Draw,
     Engine,
@@ -11,7 +12,6 @@ from bayesbackprop._engine.executors import (
     evaluating,
     lock,
     over_draws,
-    refuse_checkpointed_objective,
 )
 from bayesbackprop._engine.ops import draws, plain_kernels
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator

@@ -5,25 +5,22 @@ An :class:`Executor` runs a call, or answers ``NotImplemented``; autograd, or a 
 path is one class and one entry of that list.
 """
 
-import sys
 import threading
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import CodeType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bayesbackprop._engine import ops
+from bayesbackprop._engine import checkpointing, ops
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
 from bayesbackprop._errors import invalid, tensor_shape
@@ -35,19 +32,15 @@ from bayesbackprop.priors import Prior
 # While a network runs with other weights, or in another mode, nobody else may run it.
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
-_CHECKPOINTING = torch.utils.checkpoint.__file__
-# The hooks for saved tensors that are active, if any. Torch has no public name for it, and torch 2.6 none at all.
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
 
 # --- the tensors of a network, found once ----------------------------------------------------------------------------
 
 
 class Slot(NamedTuple):
-    """A place in a module where a tensor stands: ``values[name]``, under the full name ``path``."""
+    """A place in a module where a tensor stands: ``module.name``, under the full name ``path``."""
 
     path: str
-    values: dict[str, Any]
+    module: nn.Module
     name: str
     number: int  # of the tensor in its list
 
@@ -74,8 +67,12 @@ class Slots:
                 for name, value in values.items():
                     number = None if value is None else numbers.get(value)
                     if number is not None:
-                        self.each.append(Slot(f"{path}.{name}" if path else name, values, name, number))
+                        self.each.append(Slot(f"{path}.{name}" if path else name, module, name, number))
                         self._seen.append((values, name, value))
+        # The same by module; a module is listed once however many names it has.
+        self.by_module: dict[nn.Module, list[Slot]] = {}
+        for slot in self.each:
+            self.by_module.setdefault(slot.module, []).append(slot)
 
     def valid(self) -> bool:
         """Whether every module and tensor is still the one that was found, and of the same shape."""
@@ -268,29 +265,115 @@ class AnyModule(Executor):
 
 
 def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``root(*args, **kwargs)`` with ``weights`` in ``slots``.
+    """``root(*args, **kwargs)`` with ``weights`` in ``slots``, for this thread alone: others see the means as ever.
 
-    ``torch.func.functional_call`` does this as well; for a small network it costs as much as the forward pass.
+    ``torch.func.functional_call`` changes the network for all threads, and for a small one costs as much as the forward
+    pass.
     """
     net = slots.root
     if torch.compiler.is_compiling():
-        return _functional(slots, weights, args, kwargs)
-    with lock(net), _RefusingCheckpointing() if torch.is_grad_enabled() else nullcontext():
-        # Recurrent layers keep a second list of their weights, which only ``functional_call`` knows to change.
-        if any(isinstance(module, nn.RNNBase) for module in net.modules()):
-            return _functional(slots, weights, args, kwargs)
+        named = {slot.path: weights[slot.number] for slot in slots.each}
+        return functional_call(net, named, args, kwargs, tie_weights=False)
+    with lock(net):
+        entered: list[nn.Module] = []
         try:
-            for slot in slots.each:
-                slot.values[slot.name] = weights[slot.number]
-            return net(*args, **kwargs)
+            for module, own in slots.by_module.items():
+                _Parameters.enter(module, {slot.name: weights[slot.number] for slot in own})
+                entered.append(module)
+            return checkpointing.call(net, args, kwargs)
         finally:
-            for slot in slots.each:
-                slot.values[slot.name] = slots.tensors[slot.number]
+            for module in entered:
+                _Parameters.leave(module)
 
 
-def _functional(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    named = {slot.path: weights[slot.number] for slot in slots.each}
-    return functional_call(slots.root, named, args, kwargs, tie_weights=False)
+class _Seen(NamedTuple):
+    """What a call of a module sees as its parameters, and whether gradients were wanted when it began."""
+
+    weights: dict[str, Any]
+    trains: bool
+
+
+class _Parameters(dict[str, Any]):
+    """The parameters of a module that runs on drawn weights: these for the thread that runs it, its own for others.
+
+    Modules look their parameters up in a dictionary. For the time of a call this one takes its place.
+    """
+
+    _changing = threading.Lock()
+
+    def __init__(self, module: nn.Module) -> None:
+        self._own: dict[str, Any] = vars(module)["_parameters"]
+        super().__init__(self._own)
+        # Recurrent layers keep a second list of their weights, and weak references that tell whether it is up to date.
+        second = ("_flat_weights", "_flat_weight_refs") if isinstance(module, nn.RNNBase) else ()
+        self._second = {name: vars(module)[name] for name in second}
+        self._drawn: dict[int, list[_Seen]] = {}  # of each thread, the innermost call last
+
+    @classmethod
+    def enter(cls, module: nn.Module, drawn: Mapping[str, Tensor]) -> None:
+        """From now on this thread sees ``drawn`` in ``module``."""
+        with cls._changing:
+            view = vars(module)["_parameters"]
+            if not isinstance(view, cls):
+                view = vars(module)["_parameters"] = cls(module)
+                for name in view._second:
+                    del vars(module)[name]  # so that it is looked up here
+            seen = {**view._own, **drawn}
+            if view._second:
+                flat = [seen.get(name) for name in module._flat_weights_names]  # type: ignore[union-attr]
+                references = [None if weight is None else weakref.ref(weight) for weight in flat]
+                seen |= {"_flat_weights": flat, "_flat_weight_refs": references}
+            view._drawn.setdefault(threading.get_ident(), []).append(_Seen(seen, torch.is_grad_enabled()))
+
+    @classmethod
+    def leave(cls, module: nn.Module) -> None:
+        """What this thread saw before; the last one to leave puts the module's own dictionary back."""
+        with cls._changing:
+            view: _Parameters = vars(module)["_parameters"]
+            calls = view._drawn[threading.get_ident()]
+            calls.pop()
+            if not calls:
+                del view._drawn[threading.get_ident()]
+            if not view._drawn:
+                vars(module).update(view._second)
+                vars(module)["_parameters"] = view._own
+
+    def __getitem__(self, name: str) -> Any:
+        calls = self._drawn.get(threading.get_ident())
+        if calls:
+            if calls[-1].trains:
+                checkpointing.refuse_checkpointing()
+            return calls[-1].weights[name]
+        return self._own[name] if name in self._own else self._second[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._second
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self._own else default
+
+    def keys(self) -> Any:
+        return self._own.keys()
+
+    def values(self) -> Any:
+        return {name: self[name] for name in self._own}.values()
+
+    def items(self) -> Any:
+        return {name: self[name] for name in self._own}.items()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._own[name] = value
+        for calls in self._drawn.values():
+            calls[-1].weights[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.items()),)  # a copy, or a pickle, has an ordinary dictionary
 
 
 def lock(net: nn.Module) -> threading.RLock:
@@ -311,47 +394,6 @@ def evaluating(net: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
-
-
-class _RefusingCheckpointing(TorchFunctionMode):
-    """While active, nothing may be computed under activation checkpointing, whose second pass would see the means.
-
-    Checkpointing runs a function without gradients or under hooks for saved tensors. So may others: its file on the
-    stack tells.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if not torch.is_grad_enabled() or _top_hooks is None or _top_hooks(True) is not None:
-            _refuse_checkpointing()
-        return func(*args, **(kwargs or {}))
-
-
-def _refuse_checkpointing() -> None:
-    if _on_the_stack(_CHECKPOINTING, up_to=call_with.__code__):
-        raise RuntimeError(
-            "The network uses torch.utils.checkpoint, which computes a part of it a second time during backward, "
-            "then with the means instead of the drawn weights. Switch activation checkpointing off."
-        )
-
-
-def refuse_checkpointed_objective() -> None:
-    """To be called by what counts its steps: checkpointing would call it a second time, with the next step's noise."""
-    if (_top_hooks is None or _top_hooks(True) is not None) and _on_the_stack(_CHECKPOINTING):
-        raise RuntimeError(
-            "The objective runs inside torch.utils.checkpoint, which would call it a second time during backward, then "
-            "with other noise. Call it outside."
-        )
-
-
-def _on_the_stack(file: str, up_to: CodeType | None = None) -> bool:
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not up_to:
-        if frame.f_code.co_filename == file:
-            return True
-        frame = frame.f_back
-    return False
 
 
 # --- many draws of a network -----------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Draws of any network: run as if the weights were its own, in threads, and after its modules were exchanged."""
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -143,6 +145,92 @@ def test_a_network_inside_a_sequence_is_one_draw(layer: type[nn.RNNBase]) -> Non
         steps.append(output)
     torch.testing.assert_close(torch.cat(steps, 1), whole)
     assert not torch.allclose(whole, model.net(x)[0], atol=1e-3)
+
+
+# --- what other threads see -------------------------------------------------------------------------------------------
+
+
+class Held(nn.Module):
+    """A network that waits in the middle of its forward pass, so that others can look at it meanwhile."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.looked, self.running = inner, threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if threading.current_thread().name == "runs draws":
+            self.running.set()
+            assert self.looked.wait(60)
+        output = self.inner(x)
+        return output[0] if isinstance(output, tuple) else output
+
+
+@pytest.mark.identities
+@each_estimator
+@pytest.mark.parametrize("inner", [nn.Linear(3, 2), nn.LSTM(3, 2), nn.GRU(3, 2)], ids=["linear", "lstm", "gru"])
+def test_other_threads_see_the_means_while_a_draw_runs(inner: nn.Module, estimator: str) -> None:
+    net, x = Held(copy.deepcopy(inner)), torch.randn(5, 3)
+    model = Bayesian(net, Gaussian(0.5), sigma=0.5, estimator=estimator, seed=0)
+    means, expected = {name: value.clone() for name, value in net.state_dict().items()}, net(x).detach()
+    outputs: list[Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(model.draw(1)(x)), name="runs draws")
+    thread.start()
+    assert net.running.wait(60)
+    try:
+        for look in (model, net):
+            torch.testing.assert_close(look(x), expected, rtol=0, atol=0)
+        assert all(torch.equal(value, means[name]) for name, value in net.state_dict().items())
+        assert all(isinstance(parameter, nn.Parameter) for parameter in net.parameters())
+        assert pickle.loads(pickle.dumps(net.inner._parameters)).keys() == inner._parameters.keys()
+    finally:
+        net.looked.set()
+        thread.join()
+    torch.testing.assert_close(outputs[0], model.draw(1)(x), rtol=0, atol=0)  # it saw its weights, and no others'
+    assert not torch.allclose(outputs[0], expected, atol=1e-3)
+    assert all(type(module._parameters) is dict for module in net.modules())
+
+
+@pytest.mark.identities
+def test_networks_that_share_a_layer_run_in_threads() -> None:
+    """The one that is entered first is left first: the other still sees its own weights."""
+    layer, x = nn.Linear(3, 2), torch.randn(5, 3)
+    nets = [Held(layer), Held(layer)]
+    models = [Bayesian(net, Gaussian(0.5), sigma=0.5, seed=seed) for seed, net in enumerate(nets)]
+    outputs: dict[int, Tensor] = {}
+
+    def run(number: int) -> None:
+        outputs[number] = models[number].draw(1)(x)
+
+    threads = [threading.Thread(target=run, args=(number,), name="runs draws") for number in (0, 1)]
+    for net, thread in zip(nets, threads, strict=True):
+        thread.start()
+        assert net.running.wait(60)
+    for net, thread in zip(nets, threads, strict=True):
+        net.looked.set()
+        thread.join()
+    for number, model in enumerate(models):
+        torch.testing.assert_close(outputs[number], model.draw(1)(x), rtol=0, atol=0)
+    assert type(layer._parameters) is dict
+    assert isinstance(layer.weight, nn.Parameter)
+
+
+@pytest.mark.identities
+def test_a_recurrent_model_is_copied_while_it_trains() -> None:
+    model, x, stop = Bayesian(nn.LSTM(3, 2), Gaussian(0.5), seed=0), torch.randn(5, 3), threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            model.draw(1)(x)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(20):
+            twin = copy.deepcopy(model)
+            torch.testing.assert_close(twin.net(x)[0], model.net(x)[0])
+    finally:
+        stop.set()
+        thread.join()
 
 
 # --- modules that change or are shared -------------------------------------------------------------------------------
