@@ -294,7 +294,7 @@ def test_a_draw_keeps_the_weights_it_has_shown(layers: tuple[int, ...]) -> None:
 
 CAUCHY_PRIOR = LogDensity(lambda w: -torch.log1p(w.square()), name="Cauchy")
 PRIORS: list[Any] = [Normal(0.3), Laplace(0.2), ScaleMixture(0.25, 1.0, 0.1)]
-STEPS = 30  # beyond the warm-up, and three times what momentum remembers
+STEPS = 20  # beyond the warm-up, and twice what momentum remembers
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -24,7 +24,7 @@ from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from estimators import BOTH, QUICK, Estimator, examples, fitted, said, same
 from ztests import assert_p_value
 
-SMALL: dict[str, Any] = {"hidden_layer_sizes": (10,), "max_iter": 30, "draws": 10}
+SMALL: dict[str, Any] = {"hidden_layer_sizes": (10,), "max_iter": 15, "draws": 10}
 
 # --- scikit-learn's own checks ---------------------------------------------------------------------------------------
 
