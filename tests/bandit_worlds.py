@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,10 +147,8 @@ def done_in(checkpoint: Path) -> tuple[int, int, int, list[int]]:
     return tensors["regret"].shape[1], metadata["acted"], metadata["observed"], metadata["t"]
 
 
-def _be_killed(folder: Path) -> None:
+def be_killed(folder: Path) -> None:
     """Run each kind in a process of its own, which dies between acting and the end of a step."""
-    import torch._dynamo  # by torch's optimisers, slowly: here once for all
-
     torch.set_num_threads(1)
     simulation._SECONDS = 0.0
     ends = {}
@@ -167,7 +164,3 @@ def _be_killed(folder: Path) -> None:
             os._exit(0)
         ends[kind] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     (folder / "ends.json").write_text(json.dumps(ends))
-
-
-if __name__ == "__main__":
-    _be_killed(Path(sys.argv[1]))

@@ -1,16 +1,31 @@
+import gc
 from importlib import util
 
 import pytest
-import torch
 
-# Without a GPU the Triton kernels are tested under Triton's interpreter, and that is chosen when triton is imported.
-# This is done here, because other libraries that tests import would do it first.
-if util.find_spec("triton") and not torch.cuda.is_available():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        import triton.language  # noqa: F401
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before any test file is imported, but not in a process that only hands the tests to others: torch takes long."""
+    if session.config.getoption("numprocesses", None):
+        return
+    import torch
+
+    # Without a GPU the Triton kernels are tested under Triton's interpreter, and that is chosen when triton is
+    # imported. This is done here, because other libraries that tests import would do it first.
+    if util.find_spec("triton") and not torch.cuda.is_available():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            import triton.language  # noqa: F401
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: whoever collects garbage, as measuring memory does, need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    import torch
+
     torch.manual_seed(0)

@@ -70,11 +70,8 @@ def send_in_step(number: int, step: int) -> Any:
     return register_optimizer_step_pre_hook(count)
 
 
-def _fork_and_kill(cases: dict[str, tuple[int, list[str]]], folder: Path) -> None:
+def fork_and_kill(cases: dict[str, tuple[int, list[str]]], folder: Path) -> None:
     """Run each command in a process of its own, which gets a signal in the middle; write down how they ended."""
-
-    import torch._dynamo  # noqa: F401  # by torch's optimisers, slowly: here once for all
-
     sys.modules["torch.utils.tensorboard"] = None  # type: ignore[assignment]  # which takes long to start
     data.mnist = images  # type: ignore[assignment]
     table1.RECIPES.update(RECIPES)
@@ -89,7 +86,3 @@ def _fork_and_kill(cases: dict[str, tuple[int, list[str]]], folder: Path) -> Non
             cli.main()
         ends[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     (folder / "ends.json").write_text(json.dumps(ends))
-
-
-if __name__ == "__main__":
-    _fork_and_kill(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -17,5 +17,7 @@ def images() -> Images:
 
 
 def trials_in(folder: Path, name: str = "study") -> list[Any]:
-    found: list[Any] = optuna.load_study(study_name=name, storage=f"sqlite:///{folder / 'search.db'}").trials
+    address = f"sqlite:///{folder / 'search.db'}"
+    storage = optuna.storages.RDBStorage(address, skip_compatibility_check=True, skip_table_creation=True)
+    found: list[Any] = optuna.load_study(study_name=name, storage=storage).trials
     return found

@@ -86,13 +86,25 @@ def test_a_traceback_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         main()
 
 
+def asks(shell: str) -> dict[str, str]:
+    """As the shell asks: which commands begin with "re"?"""
+    variables = {"_BBB_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "bbb re", "COMP_WORDS": "bbb re"}
+    return variables | {"COMP_CWORD": "1", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str) -> None:
-    # As the shell asks: which commands begin with "re"?
-    asks = {"_BBB_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "bbb re", "COMP_WORDS": "bbb re"}
-    asks |= {"COMP_CWORD": "1", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+def test_completion(shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in asks(shell).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        typer.main.get_command(app).main([], "bbb")
+    said = capsys.readouterr().out
+    assert "report" in said
+    assert "reproduce" in said
+    assert "train" not in said
+
+
+def test_completion_by_the_installed_command() -> None:
     command = [Path(sys.executable).with_name("bbb")]
-    done = subprocess.run(command, env={**os.environ, **asks}, capture_output=True, text=True, check=False)
-    assert "report" in done.stdout
-    assert "reproduce" in done.stdout
-    assert "train" not in done.stdout
+    done = subprocess.run(command, env={**os.environ, **asks("bash")}, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["report", "reproduce"]

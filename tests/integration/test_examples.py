@@ -1,10 +1,14 @@
 """The scripts of examples/ run as a user runs them, and what they print is what their page says of them."""
 
+import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
+import traceback
+import warnings
 from pathlib import Path
 
 import pytest
@@ -18,20 +22,78 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "with_pytorch.md").read_text()
 
 
-def run(folder: Path, name: str, *arguments: str, warnings: str = "error") -> str:
-    """What a script prints, run in ``folder``, without a network and on one core."""
-    command = [sys.executable, "-W", warnings, str(ROOT / "examples" / name), *arguments]
+# Of each: the name of the run, the script, its arguments, and what becomes of a warning.
+RUNS = [
+    ("plain", "plain_pytorch.py", ["--seed", "0"], "error"),
+    ("plain, seed 1", "plain_pytorch.py", ["--seed", "1"], "error"),
+    # Lightning itself warns, of what torch will change.
+    ("whole", "lightning_module.py", ["--folder", "whole"], "default"),
+    ("stopped", "lightning_module.py", ["--folder", "parts", "--epochs", "10"], "default"),
+    ("resumed", "lightning_module.py", ["--folder", "parts"], "default"),
+    ("hugging face", "hugging_face.py", ["--seed", "0"], "error"),
+    ("hugging face again", "hugging_face.py", ["--seed", "0"], "error"),
+    ("pretrained", "pretrained.py", ["--seed", "0"], "error"),
+    ("pretrained again", "pretrained.py", ["--seed", "0"], "error"),
+]
+# What the scripts import, which takes longer than what they do.
+SLOW = ["torch._dynamo", "sklearn.datasets", "lightning", "transformers.models.bert.modeling_bert"]
+
+
+def python(folder: Path, *arguments: str) -> str:
+    """What an interpreter prints, run in ``folder``, without a network and on one core."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def run_twice(folder: Path, name: str) -> str:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each script ran in a folder of its own, and what each run printed and complained about."""
+    folder = tmp_path_factory.mktemp("examples")
+    python(folder, __file__)
+    return folder
+
+
+def _run_all() -> None:
+    """Each run in a process of its own, forked from one that has imported what is slow to import."""
+    for name in SLOW:
+        importlib.import_module(name)
+    here = Path.cwd()
+    for run, script, arguments, action in RUNS:
+        (here / script).mkdir(exist_ok=True)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                for stream, kind in ((1, "out"), (2, "err")):
+                    os.dup2(os.open(here / f"{run}.{kind}", os.O_WRONLY | os.O_CREAT), stream)
+                os.chdir(here / script)
+                sys.argv = [script, *arguments]
+                warnings.simplefilter(action)  # type: ignore[arg-type]
+                runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        (here / f"{run}.status").write_text(str(ended))
+
+
+def printed(folder: Path, run: str) -> str:
+    assert (folder / f"{run}.status").read_text() == "0", (folder / f"{run}.err").read_text()
+    return (folder / f"{run}.out").read_text()
+
+
+def printed_twice(folder: Path, run: str, script: str) -> str:
     """What a script prints every time; it leaves nothing behind."""
-    first, again = run(folder, name, "--seed", "0"), run(folder, name, "--seed", "0")
+    first, again = printed(folder, run), printed(folder, f"{run} again")
     assert first == again
-    assert not list(folder.iterdir())
+    assert not list((folder / script).iterdir())
     return first
 
 
@@ -42,8 +104,12 @@ def numbers(pattern: str, output: str) -> list[float]:
     return found
 
 
-def test_plain_pytorch(tmp_path: Path) -> None:
-    outputs = run_twice(tmp_path, "plain_pytorch.py"), run(tmp_path, "plain_pytorch.py", "--seed", "1")
+def test_plain_pytorch(folder: Path, tmp_path: Path) -> None:
+    outputs = printed(folder, "plain"), printed(folder, "plain, seed 1")
+    # As a user runs it: by an interpreter of its own.
+    assert outputs[0] == python(tmp_path, "-W", "error", str(ROOT / "examples" / "plain_pytorch.py"), "--seed", "0")
+    assert not list(tmp_path.iterdir())
+    assert not list((folder / "plain_pytorch.py").iterdir())
     assert outputs[0] != outputs[1]
     for output in outputs:
         assert "193 of 193 weights are Bayesian." in output
@@ -56,25 +122,23 @@ def test_plain_pytorch(tmp_path: Path) -> None:
         assert unknown[-1] > 10 * unknown[0]
 
 
-def test_lightning_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
-    def train(folder: str, *arguments: str) -> str:  # Lightning itself warns, of what torch will change
-        return run(tmp_path, "lightning_module.py", "--folder", folder, *arguments, warnings="default")
-
-    whole, stopped, resumed = train("whole"), train("parts", "--epochs", "10"), train("parts")
+def test_lightning_goes_on_as_if_it_had_not_been_stopped(folder: Path) -> None:
+    whole, stopped, resumed = (printed(folder, run) for run in ("whole", "stopped", "resumed"))
     accuracy, unknown = numbers(r"accuracy ([\d.]+)%, not known ([\d.]+)", whole)
     (of_torn,) = numbers(r"torn digits: not known ([\d.]+)", whole)
     assert accuracy > 88
     assert of_torn > 2 * unknown
     assert stopped != whole
     assert resumed == whole
-    one, two = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "parts"))
+    checkpoints = [folder / "lightning_module.py" / name / "last.ckpt" for name in ("whole", "parts")]
+    one, two = (torch.load(checkpoint, weights_only=True) for checkpoint in checkpoints)
     assert int(one["state_dict"]["free_energy.step"]) == one["global_step"] == 40 * 13
     for part in ("state_dict", "optimizer_states"):
         torch.testing.assert_close(two[part], one[part], rtol=0, atol=0)
 
 
-def test_hugging_face(tmp_path: Path) -> None:
-    output = run_twice(tmp_path, "hugging_face.py")
+def test_hugging_face(folder: Path) -> None:
+    output = printed_twice(folder, "hugging face", "hugging_face.py")
     assert re.search(r"transformer\.classifier\.weight .* Normal", output)
     assert re.search(r"encoder\.layer\.0\.output\.dense\.weight .* deterministic .* not selected", output)
     assert "loaded: same posterior True, same mean True" in output
@@ -87,8 +151,8 @@ def test_hugging_face(tmp_path: Path) -> None:
     assert unknown > 5 * max(known)
 
 
-def test_pretrained(tmp_path: Path) -> None:
-    output = run_twice(tmp_path, "pretrained.py")
+def test_pretrained(folder: Path) -> None:
+    output = printed_twice(folder, "pretrained", "pretrained.py")
     assert "\n645 of 5,445 weights are Bayesian." in output
     assert "\n5,445 of 5,445 weights are Bayesian." in output
     plain, head, around = re.findall(r"accuracy.*", output)
@@ -106,7 +170,7 @@ def test_the_page_has_every_script_whole() -> None:
     included = re.findall(r'^ *--8<-- "(.+)"$', PAGE, flags=re.MULTILINE)  # a formatter of Markdown may break it
     assert sorted(included) == [str(script.relative_to(ROOT)) for script in SCRIPTS]
     for script in SCRIPTS:
-        assert f'"{script.name}"' in Path(__file__).read_text(), f"no test runs {script.name}"
+        assert script.name in {name for _, name, *_ in RUNS}, f"no test runs {script.name}"
 
 
 def test_the_page_quotes_the_scripts() -> None:
@@ -121,3 +185,7 @@ def _quotes(piece: str, script: str) -> bool:
     lines, many = script.splitlines(), len(piece.splitlines())
     runs = (lines[start : start + many] for start in range(len(lines)))
     return any(textwrap.dedent("\n".join(each)) == piece for each in runs)
+
+
+if __name__ == "__main__":
+    _run_all()

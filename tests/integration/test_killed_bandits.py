@@ -1,16 +1,13 @@
 """Processes that are killed in the middle of a run: whoever starts again ends where the whole run ends."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import bandit_worlds
-from bandit_worlds import KINDS, LAST, assert_goes_on, done_in
+from bandit_worlds import KINDS, LAST, assert_goes_on, be_killed, done_in
+from processes import run_apart
 
 pytestmark = pytest.mark.equivalence
 
@@ -21,8 +18,7 @@ TIMEOUT = 300
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs, one of each kind, whose process was killed."""
     folder = tmp_path_factory.mktemp("killed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, bandit_worlds.__file__, str(folder)], env=environment, check=True, timeout=TIMEOUT)
+    run_apart(be_killed, folder, timeout=TIMEOUT)
     return folder
 
 

@@ -1,7 +1,9 @@
 """Two ranks are one process with twice the draws, and average what each alone would give."""
 
+import contextlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,20 +82,24 @@ def _rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The records of two processes, each of which runs this file."""
+    """The records of two processes, forked from one that runs this file."""
     folder = str(tmp_path_factory.mktemp("ranks"))
     paths = os.pathsep.join(filter(None, sys.path))  # this file imports from the folder of the tests
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
-    commands = [[sys.executable, __file__, str(rank), folder] for rank in range(RANKS)]
-    processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
+    process = subprocess.Popen(
+        [sys.executable, __file__, folder],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that the ranks end with it
+    )
     try:
-        for process in processes:
-            _, errors = process.communicate(timeout=TIMEOUT)
-            assert process.returncode == 0, errors
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, errors
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     return [torch.load(f"{folder}/{rank}") for rank in range(RANKS)]
 
 
@@ -142,5 +148,20 @@ def test_two_ranks_are_one_process_with_twice_the_draws(case: str, ranks: list[d
         assert torch.equal(*parts[2]) == (options["complexity"] == "closed")
 
 
+def _fork(folder: str) -> None:
+    import torch._dynamo  # noqa: F401  # by torch's optimisers, slowly: here once for all ranks
+
+    children = {}
+    for rank in range(RANKS):
+        child = os.fork()
+        if child == 0:
+            _rank(rank, folder)
+            sys.exit()
+        children[child] = rank
+    for _ in range(RANKS):
+        child, status = os.wait()
+        assert status == 0, f"rank {children[child]} ended with {os.waitstatus_to_exitcode(status)}"
+
+
 if __name__ == "__main__":
-    _rank(int(sys.argv[1]), sys.argv[2])
+    _fork(sys.argv[1])

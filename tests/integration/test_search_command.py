@@ -1,22 +1,19 @@
 """``bbb search``: its studies, its mistakes, and a search whose process was killed."""
 
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import digits
 from bayesbackprop._cli import app
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import table1
+from processes import run_apart
 from searches import images, optuna, trials_in
 
 pytestmark = pytest.mark.identities
@@ -68,9 +65,7 @@ def test_a_mistake_is_a_line(option: str, value: str, tmp_path: Path) -> None:
 def test_a_search_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
     command = [*COMMAND, "--trials", "1", "--runs", str(tmp_path)]
     cases = {"search": (signal.SIGKILL, command)}
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    process = [sys.executable, digits.__file__, json.dumps(cases), str(tmp_path)]
-    subprocess.run(process, env=environment, check=True, timeout=100)
+    run_apart(digits.fork_and_kill, cases, tmp_path, timeout=100)
     assert json.loads((tmp_path / "ends.json").read_text()) == {"search": -signal.SIGKILL}
     (killed,) = trials_in(tmp_path, NAME)
     assert killed.state.name == "RUNNING"

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import mnist, recipe, table1
 from bayesbackprop_paper.experiments.recipe import BEST, CHECKPOINT, METRICS, Schedule, error_percent
 from digits import BATCHES, EPOCHS, MIDDLE, checkpoint, metrics
+from processes import run_apart
 from training_runs import OPTIONS, assert_resumes, assert_same_run, ctrl_c_counts, parts, start, succeed
 
 pytestmark = pytest.mark.equivalence
@@ -51,9 +51,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for method, options in OPTIONS.items()
         for way, number in SIGNALS.items()
     }
-    command = [sys.executable, digits.__file__, json.dumps(cases), str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    subprocess.run(command, env=environment, check=True, timeout=TIMEOUT)
+    run_apart(digits.fork_and_kill, cases, folder, timeout=TIMEOUT)
     return folder
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal
+from many_draws import each_step
 from ztests import assert_mean
 
 pytestmark = pytest.mark.learning
@@ -96,14 +97,9 @@ def test_the_gradient_vanishes_at_the_exact_optimum_and_is_unbiased_off_it(estim
         exact_mu, exact_rho = mu.clone().requires_grad_(), q.rho.detach().clone().requires_grad_()
         cost = expected_free_energy(problem, exact_mu, nn.functional.softplus(exact_rho)) / N
         exact = torch.cat(torch.autograd.grad(cost, (exact_mu, exact_rho)))
-        samples = []
-        for _ in range(1500):
-            model.zero_grad()
-            free_energy(problem.x, problem.y).backward()
-            assert q.mu.grad is not None
-            assert q.rho.grad is not None
-            samples.append(torch.cat([q.mu.grad, q.rho.grad]))
-        assert_mean(torch.stack(samples), exact, f"gradient of {estimator}, {complexity}")
+        _, gradients = each_step(free_energy, problem.x, problem.y, 1500)
+        samples = torch.cat([gradients["model.net.weight"], gradients["model.rho.weight"]], 1)
+        assert_mean(samples, exact, f"gradient of {estimator}, {complexity}")
 
 
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
@@ -118,8 +114,8 @@ def test_the_free_energy_is_its_expectation_and_never_below_minus_log_evidence(e
         set_posterior(model, mu, sigma)
         exact = expected_free_energy(problem, mu, sigma)
         assert exact > -problem.log_evidence
-        costs = torch.stack([free_energy(problem.x, problem.y).detach() * N for _ in range(1000)])
-        assert_mean(costs, float(exact), f"free energy of {estimator}")
+        costs, _ = each_step(free_energy, problem.x, problem.y, 1000)
+        assert_mean(N * costs, float(exact), f"free energy of {estimator}")
 
 
 def test_the_exact_posterior_has_the_least_cost_and_one_draw_of_it_may_be_lower() -> None:

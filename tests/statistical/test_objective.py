@@ -7,6 +7,7 @@ import torch
 from torch import distributions, nn
 
 from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal
+from many_draws import each_step
 from ztests import assert_mean
 
 pytestmark = pytest.mark.statistical
@@ -36,10 +37,8 @@ def test_gradients_are_unbiased(complexity, estimator):
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(exact / n, thetas)])
 
     free_energy = FreeEnergy(model, n=n, complexity=complexity)
-    totals, gradients = [], []
-    for _ in range(800):
-        cost = free_energy(x, y)
-        totals.append(cost.total.detach())
-        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(cost.total, thetas)]))
-    assert_mean(torch.stack(totals), exact.item() / n, "free energy")
+    totals, by_name = each_step(free_energy, x, y, 800)
+    names = [f"model.{part}.{name}" for name in posterior for part in ("net", "rho")]
+    gradients = torch.cat([by_name[name].flatten(1) for name in names], 1).unbind()
+    assert_mean(totals, exact.item() / n, "free energy")
     assert_mean(torch.stack(gradients), expected, "gradients")

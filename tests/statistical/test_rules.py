@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from bayesbackprop import Bayesian
 from layers import ROWS, Row, each_estimator, uneven, wrap
+from many_draws import each_draw
 from ztests import assert_mean, assert_variance
 
 # What torch says of this file's own vmap.
@@ -19,9 +20,8 @@ pytestmark = [pytest.mark.statistical, pytest.mark.filterwarnings("ignore:There 
 DRAWS = 4000  # a variance off by 12 % is then 5 standard errors away
 
 
-def _draws(model: Bayesian, inputs: tuple[Tensor, ...], first: int = 0, draws: int = DRAWS) -> Tensor:
-    with torch.no_grad():
-        return vmap(lambda index: model.draw(index=index)(*inputs))(torch.arange(first, first + draws))
+def _draws(model: Bayesian, inputs: tuple[Tensor, ...], first: int = 0) -> Tensor:
+    return each_draw(lambda index: model.draw(index=index)(*inputs), DRAWS, first)
 
 
 def _assert_moments(samples: Tensor, mean: Tensor, variance: Tensor, what: str) -> None:

@@ -1,8 +1,6 @@
 """The seed of a model: of all its noise, in its files, and the only number it may take from torch's generator."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,12 +125,3 @@ def test_a_model_without_a_seed_takes_one_number() -> None:
     torch.set_rng_state(before)
     assert model.seed == int(torch.randint(2**63 - 1, ()))
     assert torch.equal(torch.get_rng_state(), after)
-
-
-def test_importing_leaves_torchs_generator_alone() -> None:
-    script = (
-        "import torch; before = torch.get_rng_state(); "
-        "import bayesbackprop, bayesbackprop.bandits, bayesbackprop.training; "
-        "assert torch.equal(torch.get_rng_state(), before)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

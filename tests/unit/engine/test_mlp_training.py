@@ -294,12 +294,13 @@ def test_a_draw_keeps_the_weights_it_has_shown(layers: tuple[int, ...]) -> None:
 
 CAUCHY_PRIOR = LogDensity(lambda w: -torch.log1p(w.square()), name="Cauchy")
 PRIORS: list[Any] = [Normal(0.3), Laplace(0.2), ScaleMixture(0.25, 1.0, 0.1)]
+STEPS = 100
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
 @pytest.mark.parametrize("prior", [*PRIORS, {"*.bias": CAUCHY_PRIOR, "*": Normal(0.5)}], ids=repr)
-def test_a_hundred_steps(prior: Any, estimator: str, dtype: torch.dtype) -> None:
+def test_many_steps(prior: Any, estimator: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(16, 5, generator=generator).to(dtype)
     y = torch.randint(3, (16,), generator=generator)
@@ -310,7 +311,7 @@ def test_a_hundred_steps(prior: Any, estimator: str, dtype: torch.dtype) -> None
         free_energy = FreeEnergy(model, n=64, draws=2)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         with context():
-            for _ in range(100):
+            for _ in range(STEPS):
                 optimiser.zero_grad()
                 free_energy(x, y).backward()
                 optimiser.step()
@@ -321,7 +322,7 @@ def test_a_hundred_steps(prior: Any, estimator: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("prior", PRIORS, ids=repr)
-def test_a_hundred_steps_with_a_centre_and_constant_weights(prior: Prior) -> None:
+def test_many_steps_with_a_centre_and_constant_weights(prior: Prior) -> None:
     """Fused and plain, with the same noise; the parts of each step agree on the way."""
     start = nn.Sequential(nn.Linear(5, 33), nn.ReLU(), nn.Linear(33, 9), nn.Sigmoid(), nn.Linear(9, 3)).double()
     x, y = torch.randn(16, 5).double(), torch.randn(16, 3).double()
@@ -335,7 +336,7 @@ def test_a_hundred_steps_with_a_centre_and_constant_weights(prior: Prior) -> Non
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
         costs = []
         with context():
-            for _ in range(100):
+            for _ in range(STEPS):
                 optimiser.zero_grad()
                 cost = free_energy(x, y)
                 cost.backward()

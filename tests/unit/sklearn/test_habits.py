@@ -1,8 +1,6 @@
 """The estimators keep to the habits of scikit-learn."""
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,22 +141,3 @@ def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
         f"Iteration {n}, cost = {cost:.6g} nats per example" for n, cost in enumerate(model.loss_curve_, 1)
     ]
     assert len(lines) == model.n_iter_ == 2
-
-
-# --- an optional dependency ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.identities
-def test_the_library_does_not_need_scikit_learn() -> None:
-    program = """
-import sys, bayesbackprop
-assert "sklearn" not in sys.modules
-sys.modules["sklearn"] = None  # as if it were not installed
-try:
-    import bayesbackprop.sklearn
-except ImportError as error:
-    print(error)
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    needs = 'bayesbackprop.sklearn needs scikit-learn 1.6 or newer: pip install "bayesbackprop[sklearn]"'
-    assert result.stdout == needs + "\n"
