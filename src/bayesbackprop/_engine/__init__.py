@@ -4,6 +4,7 @@ README.md, beside this file, is the page for the engineer who opens it.
 """
 
 from bayesbackprop._engine.checkpointing import refuse_checkpointed_objective
+from bayesbackprop._engine.cpu import plain_kernels
 from bayesbackprop._engine.executors import (
     Draw,
     Engine,
@@ -13,7 +14,7 @@ from bayesbackprop._engine.executors import (
     lock,
     over_draws,
 )
-from bayesbackprop._engine.ops import draws, plain_kernels
+from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
 
 __all__ = [

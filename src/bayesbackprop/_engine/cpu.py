@@ -1,11 +1,15 @@
 """The kernels in C (``cpu.c``) as torch sees them: float32 and float64 on the CPU."""
 
 import math
+import os
 import struct
 import sys
 import threading
+import warnings
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -37,9 +41,62 @@ if _cpu is not None:
     _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
 
 
+# --- whether they run ------------------------------------------------------------------------------------------------
+
+_WANTED = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
+_enabled: ContextVar[bool] = ContextVar("_enabled", default=_WANTED)
+
+if _WANTED and _cpu is None:
+    warnings.warn(
+        "bayesbackprop was installed without its compiled kernels (no C compiler was found), so training steps take "
+        "several times as long. To get them, install a C compiler and reinstall bayesbackprop. To silence this, set "
+        "BAYESBACKPROP_KERNELS=plain.",
+        stacklevel=2,
+    )
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice.
+
+    What ``torch.compile`` compiles keeps its operators.
+    """
+    token = _enabled.set(False)
+    try:
+        yield
+    finally:
+        _enabled.reset(token)
+
+
 def available() -> bool:
     """Whether the compiled kernels are there."""
     return _cpu is not None
+
+
+def kernels_wanted() -> bool:
+    """Whether no :func:`plain_kernels` is active. A compiler can read no context variable."""
+    return _WANTED if torch.compiler.is_compiling() else _enabled.get()
+
+
+def traced(key: Key | None = None) -> bool:
+    """Whether an operator of torch must be called: a compiler, ``vmap`` or another transform is looking."""
+    if key is not None and (isinstance(key.draw, Tensor) or isinstance(key.step, Tensor)):
+        return True
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None  # no public name
+
+
+def usable(parameters: Parameters, key: Key) -> "Table | None":
+    """The table of ``parameters`` where the kernels may be called directly: nothing is traced or vectorised."""
+    return table(parameters) if available() and kernels_wanted() and not traced(key) else None
+
+
+def refuse_second_derivatives() -> None:
+    """To be called in a backward pass: the kernels have no derivative of their own."""
+    if torch.is_grad_enabled():  # which in a backward pass means create_graph=True
+        raise RuntimeError(
+            "The fused kernels cannot be differentiated twice. Compute the cost inside "
+            "`with bayesbackprop.plain_kernels():` to use create_graph=True."
+        )
 
 
 # --- the table of parameters -----------------------------------------------------------------------------------------

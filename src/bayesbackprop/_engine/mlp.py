@@ -156,7 +156,7 @@ class FullyConnected(Executor):
         x = args[0]
         if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
             return NotImplemented
-        table = ops.cpu_table(parameters, draw.key)
+        table = cpu.usable(parameters, draw.key)
         if table is None:
             return NotImplemented
         x = x.flatten(1) if self._flattens else x
@@ -271,7 +271,7 @@ class _DrawAndRun(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
-        ops.refuse_second_derivatives()
+        cpu.refuse_second_derivatives()
         net: FullyConnected = ctx.net
         weights, layers, kept = ctx.counts
         saved = ctx.saved_tensors

@@ -9,11 +9,7 @@ Eager code does not pass through the dispatcher of torch, whose way through Pyth
 small network's step: the functions below call the same implementations with the same backward.
 """
 
-import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache
 from itertools import islice
@@ -31,31 +27,6 @@ from bayesbackprop.noise import Key, Word
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.priors import LogDensity, Prior
 
-_WANTED = os.environ.get("BAYESBACKPROP_KERNELS", "fused") != "plain"
-_enabled: ContextVar[bool] = ContextVar("_enabled", default=_WANTED)
-
-if _WANTED and not cpu.available():
-    warnings.warn(
-        "bayesbackprop was installed without its compiled kernels (no C compiler was found), so training steps take "
-        "several times as long. To get them, install a C compiler and reinstall bayesbackprop. To silence this, set "
-        "BAYESBACKPROP_KERNELS=plain.",
-        stacklevel=2,
-    )
-
-
-@contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Within it, everything in this thread runs on the plain equations: to compare, or to differentiate twice.
-
-    What ``torch.compile`` compiles keeps its operators.
-    """
-    token = _enabled.set(False)
-    try:
-        yield
-    finally:
-        _enabled.reset(token)
-
-
 # --- what the engine calls -------------------------------------------------------------------------------------------
 
 
@@ -63,7 +34,7 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     """w = mu + log(1 + exp(rho)) * eps of each parameter, and log q(w|theta) - log P(w) over all, differentiably."""
     if not has_kernel(parameters):
         return reference.draw(parameters, key)
-    if _traced(key):
+    if cpu.traced(key):
         ws, cost = torch.ops.bayesbackprop.draw(*_arguments(parameters), key.seed, *_words(key, parameters))
     else:
         *ws, cost = _Draw.apply(parameters, key, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
@@ -76,7 +47,7 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
 def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients."""
     with torch.no_grad():
-        if has_kernel(parameters) and not _traced(key) and parameters.mus[0].device.type == "cpu":
+        if has_kernel(parameters) and not cpu.traced(key) and parameters.mus[0].device.type == "cpu":
             return cpu.draws(parameters, key, many)
         return reference.draws(parameters, key, many)
 
@@ -84,7 +55,7 @@ def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
 def variances(parameters: Parameters) -> list[Tensor]:
     """sigma^2 of each parameter, without gradients."""
     with torch.no_grad():
-        fast = has_kernel(parameters) and not _traced() and parameters.mus[0].device.type == "cpu"
+        fast = has_kernel(parameters) and not cpu.traced() and parameters.mus[0].device.type == "cpu"
         return cpu.variances(parameters) if fast else reference.variances(parameters)
 
 
@@ -97,7 +68,7 @@ def normals(
     many: int, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The standard normal numbers ``[many, *shape]`` of ``many`` draws, counted from ``key.draw``."""
-    if _kernels_wanted() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not _traced(key):
+    if cpu.kernels_wanted() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not cpu.traced(key):
         return cpu.normal(torch.empty((many, *shape), dtype=dtype, device=device), key, stream, many)
     keys = (key._replace(draw=key.draw + number) for number in range(many))
     return torch.stack([normal(shape, each, stream, dtype, device) for each in keys])
@@ -110,26 +81,12 @@ def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, dev
 
 def has_kernel(parameters: Parameters) -> bool:
     """Whether a kernel, not the plain equations, draws these parameters."""
-    if not parameters.mus or not _kernels_wanted() or _differentiated_by_function():
+    if not parameters.mus or not cpu.kernels_wanted() or _differentiated_by_function():
         return False
     if parameters.mus[0].device.type == "cpu":
         # What a compiler traces stands for tensors that were looked at when the parameters were found.
         return cpu.available() and (torch.compiler.is_compiling() or cpu.table(parameters) is not None)
     return _triton_takes(parameters)
-
-
-def cpu_table(parameters: Parameters, key: Key) -> cpu.Table | None:
-    """The table for the kernels in C where they may be called directly: nothing is traced or vectorised."""
-    return cpu.table(parameters) if cpu.available() and _kernels_wanted() and not _traced(key) else None
-
-
-def refuse_second_derivatives() -> None:
-    """To be called in a backward pass: the kernels have no derivative of their own."""
-    if torch.is_grad_enabled():  # which in a backward pass means create_graph=True
-        raise RuntimeError(
-            "The fused kernels cannot be differentiated twice. Compute the cost inside "
-            "`with bayesbackprop.plain_kernels():` to use create_graph=True."
-        )
 
 
 class _Draw(torch.autograd.Function):
@@ -145,7 +102,7 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives()
+        cpu.refuse_second_derivatives()
         parameters: Parameters = ctx.parameters
         *of_ws, of_cost = gradients
         ws: Sequence[Tensor] = ctx.saved_tensors[: len(of_ws)]
@@ -213,10 +170,10 @@ def _numbers(
     kind: str, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     has_kernel = cpu.available() if device.type == "cpu" else device.type == "cuda" and _has_triton()
-    if not has_kernel or not _kernels_wanted() or dtype not in cpu.TYPES:
+    if not has_kernel or not cpu.kernels_wanted() or dtype not in cpu.TYPES:
         plain: Tensor = getattr(noise, kind)(shape, key, stream, dtype, device)
         return plain
-    if _traced(key):
+    if cpu.traced(key):
         words = (torch.as_tensor(word, device=device) for word in (key.step, key.draw))
         traced: Tensor = getattr(torch.ops.bayesbackprop, kind)(*words, key.seed, stream, shape, dtype, device)
         return traced
@@ -231,18 +188,6 @@ def _fill(kind: str, shape: Sequence[int], key: Key, stream: int, dtype: torch.d
 
     made: Tensor = getattr(triton, kind)(tuple(shape), key.seed, key.step, key.draw, stream, dtype, device)
     return made
-
-
-def _kernels_wanted() -> bool:
-    """Whether no :func:`plain_kernels` is active. A compiler can read no context variable."""
-    return _WANTED if torch.compiler.is_compiling() else _enabled.get()
-
-
-def _traced(key: Key | None = None) -> bool:
-    """Whether an operator of torch must be called: a compiler, ``vmap`` or another transform is looking."""
-    if key is not None and (isinstance(key.draw, Tensor) or isinstance(key.step, Tensor)):
-        return True
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None  # no public name
 
 
 def _differentiated_by_function() -> bool:

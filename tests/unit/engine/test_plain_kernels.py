@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayesbackprop import FreeEnergy, plain_kernels
-from bayesbackprop._engine import ops
+from bayesbackprop._engine import cpu
 from networks import X, Y, regression_model
 
 pytestmark = pytest.mark.identities
@@ -29,12 +29,12 @@ def test_plain_equations_are_a_matter_of_the_thread() -> None:
         with plain_kernels():
             inside.set()
             leave.wait()
-            seen.append(ops._enabled.get())
+            seen.append(cpu._enabled.get())
 
     thread = threading.Thread(target=other)
     thread.start()
     inside.wait()
-    seen.append(ops._enabled.get())
+    seen.append(cpu._enabled.get())
     leave.set()
     thread.join()
-    assert seen == [ops._enabled.get(), False]
+    assert seen == [cpu._enabled.get(), False]
