@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bayesbackprop import complexity
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, lock
 from bayesbackprop._engine import draws as draw_weights
 from bayesbackprop._errors import (
@@ -163,17 +162,17 @@ class Bayesian(nn.Module):
 
     # --- drawing weights ---------------------------------------------------------------------------------------------
 
-    def draw(self, step: Word = 0, index: Word = 0, seed: int | None = None) -> "Draw":
+    def draw(self, step: Word = 0, index: Word = 0, seed: int | None = None, *, closed: bool = False) -> "Draw":
         """A draw from the posterior: a pure function of (seed, step, index) and the parameters.
 
-        Step 0 is for prediction; training counts from 1.
+        Step 0 is for prediction; training counts from 1. The complexity of a ``closed`` draw is KL[q || P] itself,
+        where the priors have a closed form, instead of log q(w|theta) - log P(w).
         """
-        return Draw(self.engine(), self._key(step, index, seed))
+        return Draw(self.engine(), self._key(step, index, seed), closed)
 
     def complexity_closed(self) -> Tensor:
         """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
-        terms = [complexity.closed(p.q, p.prior, p.centre) for p in self.engine().parameters.each]
-        return torch.stack(terms).sum()
+        return self.engine().kl()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The network at the posterior mean, as ``net(...)``."""

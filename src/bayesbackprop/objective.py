@@ -179,11 +179,11 @@ class FreeEnergy(nn.Module):
         number = self._next_step(step)
         weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
 
-        draws = [model.draw(number, rank * self.draws + k) for k in range(self.draws)]  # (2), averaged over them
+        closed = self.complexity == "closed"
+        # (2), averaged over the draws.
+        draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
         likelihood = _mean([draw.cost(model.likelihood, args, kwargs, targets) for draw in draws])
-        sampled = self.complexity == "sampled"
-        complexity = _mean([draw.complexity() for draw in draws]) if sampled else model.complexity_closed()
-        cost = Cost(likelihood, complexity, weight)
+        cost = Cost(likelihood, _mean([draw.complexity() for draw in draws]), weight)
         _check_parts(cost)
         if advances:
             self._advance(step, cost)

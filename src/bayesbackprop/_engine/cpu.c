@@ -25,8 +25,9 @@
 
 #define CONSTANT(rho) ((rho) < -1000) /* as in posterior.py */
 
-/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it. */
-#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE)
+/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it.  Of NORMAL_KL the
+ * complexity is not sampled at w: it is KL[q || P], in closed form. */
+#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE) X(NORMAL_KL)
 #define AS_CONSTANT(name) name,
 enum { PRIORS(AS_CONSTANT) };
 

@@ -144,7 +144,7 @@ def _make_table(parameters: Parameters, memory: list[object]) -> Table | None:
     rows = bytearray()
     row: dict[str, float] = dict.fromkeys(_NAMES, 0)
     for p in parameters.each:
-        kind, a, b, c = prior_numbers(p.prior)
+        kind, a, b, c = prior_numbers(p.prior, parameters.closed)
         row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": p.q.mu.dtype is torch.float64}
         row |= {"kind": _KINDS[kind], "a": a, "b": b, "c": c}
         rows += _ROW.pack(*row.values())

@@ -100,7 +100,7 @@ typedef struct { REAL p1, p2, a1, a2; double constant; } NAME(Prior);
 
 INLINE NAME(Prior) NAME(prior)(const Param *p) {
     NAME(Prior) r = {0, 0, 0, 0, 0};
-    if (p->kind == NORMAL) { r.p1 = (REAL)(1 / (p->a * p->a)); r.constant = -log(p->a); }
+    if (p->kind == NORMAL || p->kind == NORMAL_KL) { r.p1 = (REAL)(1 / (p->a * p->a)); r.constant = -log(p->a); }
     if (p->kind == LAPLACE) { r.p1 = (REAL)(1 / p->a); r.constant = 0.91893853320467274 - log(2 * p->a); }
     if (p->kind == MIXTURE) {
         r.p1 = (REAL)(1 / (p->b * p->b)); r.a1 = (REAL)(log(p->a) - log(p->b));
@@ -113,7 +113,7 @@ INLINE NAME(Prior) NAME(prior)(const Param *p) {
 /* slope = -d log P(v) / dv. */
 INLINE void NAME(prior_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope) {
     REAL p1 = r->p1, p2 = r->p2, a = r->a1 - r->a2, b = (p2 - p1) / 2;
-    if (kind == NORMAL) {
+    if (kind == NORMAL || kind == NORMAL_KL) {
 #pragma omp simd
         for (int j = 0; j < m; j++) slope[j] = v[j] * p1;
     } else if (kind == LAPLACE) {
@@ -131,7 +131,7 @@ INLINE void NAME(prior_slope)(int64_t kind, const NAME(Prior) *r, int m, const R
 /* The sum of -log P(v), but for the constant and for the logarithms of what each factor is multiplied by. */
 INLINE REAL NAME(prior_cost)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *factor) {
     REAL sum = 0, p1 = r->p1, p2 = r->p2, a1 = r->a1, a2 = r->a2, a = a1 - a2, b = (p2 - p1) / 2;
-    if (kind == NORMAL) {
+    if (kind == NORMAL || kind == NORMAL_KL) {
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < m; j++) sum += v[j] * v[j] * p1 / 2;
     } else if (kind == LAPLACE) {
@@ -152,21 +152,27 @@ INLINE REAL NAME(prior_cost)(int64_t kind, const NAME(Prior) *r, int m, const RE
 #define FIXED(rho) (mixed && CONSTANT(rho))
 
 /* w = mu + sigma * eps in one block.  Returns log q(w|theta) - log P(w), with the eps that was drawn: w - mu would lose
- * it where sigma is below the spacing of floats around mu. */
+ * it where sigma is below the spacing of floats around mu.  In closed form, its expectation: eps^2 becomes 1, and v^2
+ * (mu - centre)^2 + sigma^2. */
 INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p, const NAME(Prior) *prior, int64_t i, int m) {
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
-    REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
+    REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], spread[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
+    const int closed = p->kind == NORMAL_KL;
     NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
 #pragma omp simd reduction(+ : sum, constants)
     for (int j = 0; j < m; j++) {
         REAL t, scale, sigma = NAME(softplus)(mixed, rho[j], &t, &scale), low = rho[j] < 0 ? rho[j] : 0;
-        v[j] = w[j] = mu[j] + sigma * eps[j];
-        sum -= FIXED(rho[j]) ? 0 : R(0.5) * eps[j] * eps[j] + low;
+        w[j] = mu[j] + sigma * eps[j];
+        v[j] = closed ? mu[j] : w[j];
+        spread[j] = sigma;
+        sum -= FIXED(rho[j]) ? 0 : R(0.5) * (closed ? 1 : eps[j] * eps[j]) + low;
         factor[j] = FIXED(rho[j]) ? 1 : scale;
         constants += FIXED(rho[j]) ? R(1.0) : R(0.0);
     }
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
+    if (closed)
+        for (int j = 0; j < m; j++) v[j] = SQRT(v[j] * v[j] + spread[j] * spread[j]);
     if (mixed)
         for (int j = 0; j < m; j++) v[j] = FIXED(rho[j]) ? 0 : v[j];
     double total = NAME(prior_cost)(p->kind, prior, m, v, factor);
@@ -193,22 +199,25 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
     return total;
 }
 
-/* The gradients of mu and rho in one block from gw, that of w (which gmu may overwrite), and gc, that of the complexity
- * log q(w|theta) - log P(w).  The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the
+/* The gradients of mu and rho in one block from gw, that of w (which gmu may overwrite, or w), and gc, that of the
+ * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho is sigma^2 / a^2.
+ * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the
  * w that was really used. */
 INLINE void NAME(backward_block)(const int mixed, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
     const REAL *centre = (const REAL *)p->centre, *gw = (const REAL *)p->gw + i;
     REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK];
-    memcpy(v, w, m * sizeof(REAL));
+    const int closed = p->kind == NORMAL_KL;
+    const REAL p1 = prior->p1;
+    memcpy(v, closed ? mu : w, m * sizeof(REAL));
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
     NAME(prior_slope)(p->kind, prior, m, v, slope);
 #pragma omp simd
     for (int j = 0; j < m; j++) {
-        REAL t, scale, g = gw[j] + gc * slope[j];
-        NAME(softplus)(mixed, rho[j], &t, &scale);
-        REAL h = (g * (w[j] - mu[j]) - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
+        REAL t, scale, g = gw[j] + gc * slope[j], sigma = NAME(softplus)(mixed, rho[j], &t, &scale);
+        REAL along = closed ? gw[j] * (w[j] - mu[j]) + gc * (sigma * sigma * p1) : g * (w[j] - mu[j]);
+        REAL h = (along - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
         gmu[j] = FIXED(rho[j]) ? 0 : g;
         grho[j] = FIXED(rho[j]) ? 0 : h;
     }

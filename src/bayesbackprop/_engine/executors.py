@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bayesbackprop import complexity
 from bayesbackprop._engine import checkpointing, ops
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
@@ -125,6 +126,7 @@ class Engine:
             weight_stream = stream(number, Role.WEIGHT)
             by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], its_centre, weight_stream)
         self.parameters = Parameters(by_name)
+        self.closed = self.parameters.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.any_module = AnyModule(self)
         fully_connected = None if rules or torch.compiler.is_compiling() else FullyConnected.of(net, self.parameters)
@@ -135,6 +137,10 @@ class Engine:
         if net is not self.net:
             return False
         return all(slots is None or slots.valid() for slots in (self._means, self._rhos, self._centres))
+
+    def kl(self) -> Tensor:
+        """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
+        return torch.stack([complexity.closed(p.q, p.prior, p.centre) for p in self.parameters.each]).sum()
 
     def first(self, method: str, *args: Any) -> Any:
         """What the first executor that can do it answers."""
@@ -152,10 +158,13 @@ class Draw:
     pure function of its key and of the posterior as it is when it is used; ``weights`` once read stay the same.
     """
 
-    def __init__(self, engine: Engine, key: Key, moments: Mapping[str, Moments] | None = None) -> None:
+    def __init__(
+        self, engine: Engine, key: Key, closed: bool = False, moments: Mapping[str, Moments] | None = None
+    ) -> None:
         self.key = key
         self.moments = moments or {}
-        self._engine = engine
+        self._engine, self._closed = engine, closed
+        self.parameters = (engine.closed if closed else None) or engine.parameters
         self._weights: dict[str, Tensor] | None = None
         self._complexity: Tensor | None = None
 
@@ -177,26 +186,26 @@ class Draw:
     def weights(self) -> dict[str, Tensor]:
         """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
         if self._weights is None:
-            parameters = self._engine.parameters
-            ws, complexity = ops.draw(parameters, self.key)
-            self._weights = dict(zip(parameters.by_name, ws, strict=True))
-            if self._complexity is None:
-                self._complexity = complexity
+            ws, complexity = ops.draw(self.parameters, self.key)
+            self._weights = dict(zip(self.parameters.by_name, ws, strict=True))
+            self.drawn_inside(complexity)
         return self._weights
 
     def complexity(self) -> Tensor:
-        """log q(w|theta) - log P(w) at this draw, over all Bayesian weights, in nats.
+        """log q(w|theta) - log P(w) at this draw, over all Bayesian weights, in nats; or the KL, if it is closed.
 
         Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
         """
+        if self._complexity is None and self._closed:
+            self._complexity = self._engine.kl()
         if self._complexity is None:
             _ = self.weights
             assert self._complexity is not None
         return self._complexity
 
     def drawn_inside(self, complexity: Tensor) -> None:
-        """Take the complexity from an executor that drew the weights itself."""
-        if self._complexity is None:
+        """Take the complexity that was found when the weights were drawn."""
+        if self._complexity is None and self._closed == self.parameters.closed:
             self._complexity = complexity
 
 
@@ -247,7 +256,7 @@ class AnyModule(Executor):
 
         def run(each: tuple[Tensor, list[Tensor]]) -> Any:
             index, weights = each
-            return self._run(Draw(engine, key._replace(draw=index), moments), weights, args, kwargs)
+            return self._run(Draw(engine, key._replace(draw=index), moments=moments), weights, args, kwargs)
 
         def chunk(start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
             weights = ops.draws(shared, key._replace(draw=start), stop - start) if shared.each else []

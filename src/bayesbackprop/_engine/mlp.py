@@ -150,7 +150,7 @@ class FullyConnected(Executor):
     def _apply(
         self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any], likelihood: Likelihood | None, targets: Any
     ) -> Any:
-        parameters = self._parameters
+        parameters = draw.parameters
         if not self._trains or draw.has_weights or not self._takes(args, kwargs):
             return NotImplemented
         x = args[0]
@@ -161,7 +161,7 @@ class FullyConnected(Executor):
             return NotImplemented
         x = x.flatten(1) if self._flattens else x
         tensors = (x, *parameters.mus, *parameters.rhos)
-        result, complexity = _DrawAndRun.apply(self, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
+        result, complexity = _DrawAndRun.apply(self, parameters, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
         draw.drawn_inside(complexity)
         return result
 
@@ -248,6 +248,7 @@ class _DrawAndRun(torch.autograd.Function):
     def forward(
         ctx: Any,
         net: FullyConnected,
+        parameters: Parameters,
         table: cpu.Table,
         key: Key,
         likelihood: Likelihood | None,
@@ -255,11 +256,10 @@ class _DrawAndRun(torch.autograd.Function):
         x: Tensor,
         *_: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        parameters = net._parameters
         ws, complexity = cpu.draw(parameters, key, table)
         hs = net.run(ws, x)
         output = result = hs[-1]
-        ctx.net, ctx.slope, ctx.table = net, None, table
+        ctx.net, ctx.parameters, ctx.slope, ctx.table = net, parameters, None, table
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
         # All parameters, so that a change in between is noticed. The last output is of use only to a function on it.
@@ -282,10 +282,10 @@ class _DrawAndRun(torch.autograd.Function):
             to_x, gradients = None, [torch.zeros_like(w) for w in ws]
         else:
             of_output = gradient if ctx.slope is None else ctx.slope * gradient
-            gradients, to_x = net.go_back(ws, hs, of_output, to_input=ctx.needs_input_grad[5])
+            gradients, to_x = net.go_back(ws, hs, of_output, to_input=ctx.needs_input_grad[6])
         share = 0.0 if of_complexity is None else float(of_complexity)
-        to_mu, to_rho = cpu.backward(net._parameters, ws, gradients, share, gradients, ctx.table)
-        return (None, None, None, None, None, to_x, *to_mu, *to_rho)
+        to_mu, to_rho = cpu.backward(ctx.parameters, ws, gradients, share, gradients, ctx.table)
+        return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
 
 
 class _Layer(NamedTuple):

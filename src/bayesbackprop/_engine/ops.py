@@ -206,7 +206,7 @@ _NOISE = "Tensor step, Tensor draw, int seed, int stream, SymInt[] shape, Scalar
 
 def _arguments(parameters: Parameters) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[int], list[float]]:
     """The parameters in the types that a schema of torch has."""
-    numbers = [float(number) for p in parameters.each for number in prior_numbers(p.prior)]
+    numbers = [float(number) for p in parameters.each for number in prior_numbers(p.prior, parameters.closed)]
     return parameters.mus, parameters.rhos, parameters.centres, [p.stream for p in parameters.each], numbers
 
 
@@ -219,12 +219,12 @@ def _parameters(
         kind, *numbers = priors[4 * number : 4 * number + 4]
         centre = centres[number] if centres else None
         by_name[str(number)] = Parameter(WeightPosterior(mu, rho), _prior(int(kind), numbers), centre, stream)
-    return Parameters(by_name)
+    return Parameters(by_name, closed=PRIOR_KINDS[int(priors[0])].endswith("_KL"))
 
 
 def _prior(kind: int, numbers: list[float]) -> Prior:
     for prior, (name, _) in KNOWN_PRIORS.items():
-        if name == PRIOR_KINDS[kind]:
+        if name == PRIOR_KINDS[kind].removesuffix("_KL"):
             used = len(fields(prior))  # type: ignore[arg-type]
             return prior(*numbers[:used])
     return LogDensity(torch.zeros_like, name="left to the caller")
@@ -347,7 +347,8 @@ def _has_triton() -> bool:
 
 
 def _triton_takes(parameters: Parameters) -> bool:
-    known = parameters.plain and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
+    known = parameters.plain and not parameters.closed
+    known = known and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
     return known and parameters.mus[0].is_cuda and _has_triton()
 
 

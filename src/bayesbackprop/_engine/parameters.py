@@ -19,7 +19,8 @@ KNOWN_PRIORS: dict[type[Prior], tuple[str, Callable[[Any], tuple[float, float, f
     ScaleMixture: ("MIXTURE", lambda prior: (prior.pi, prior.sigma1, prior.sigma2)),
     Laplace: ("LAPLACE", lambda prior: (prior.scale, 0.0, 0.0)),
 }
-PRIOR_KINDS = ("NONE", *(name for name, _ in KNOWN_PRIORS.values()))
+# Of the last one the complexity is the closed form of a Normal prior.
+PRIOR_KINDS = ("NONE", *(name for name, _ in KNOWN_PRIORS.values()), "NORMAL_KL")
 
 
 class Parameter(NamedTuple):
@@ -31,19 +32,22 @@ class Parameter(NamedTuple):
     stream: int
 
 
-def prior_numbers(prior: Prior) -> tuple[int, float, float, float]:
+def prior_numbers(prior: Prior, closed: bool = False) -> tuple[int, float, float, float]:
     """A prior as the kernels take it: its kind, 0 if they do not know it, and three numbers."""
     if type(prior) not in KNOWN_PRIORS:
         return 0, 0.0, 0.0, 0.0
     name, numbers = KNOWN_PRIORS[type(prior)]
-    return PRIOR_KINDS.index(name), *numbers(prior)
+    return PRIOR_KINDS.index(f"{name}_KL" if closed else name), *numbers(prior)
 
 
 class Parameters:
-    """The Bayesian parameters of a network by name, as lists, and what of them stays the same from call to call."""
+    """The Bayesian parameters of a network by name, as lists, and what of them stays the same from call to call.
 
-    def __init__(self, by_name: Mapping[str, Parameter]) -> None:
-        self.by_name = dict(by_name)
+    Where they are ``closed`` the complexity of a draw is KL[q || P] itself; all their priors are then Normal.
+    """
+
+    def __init__(self, by_name: Mapping[str, Parameter], closed: bool = False) -> None:
+        self.by_name, self.closed = dict(by_name), closed
         self.each = list(self.by_name.values())
         self.mus = [parameter.q.mu for parameter in self.each]
         self.rhos = [parameter.q.rho for parameter in self.each]
@@ -66,3 +70,7 @@ class Parameters:
     def subset(self, names: Sequence[str]) -> "Parameters":
         """Only those of these names."""
         return Parameters({name: self.by_name[name] for name in names})
+
+    def in_closed_form(self) -> "Parameters | None":
+        """The same with the complexity in closed form, if the kernels know it for each prior."""
+        return Parameters(self.by_name, closed=True) if all(type(p.prior) is Normal for p in self.each) else None

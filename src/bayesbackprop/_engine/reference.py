@@ -11,6 +11,7 @@ from torch import Tensor
 from bayesbackprop import complexity, noise
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop.noise import Key
+from bayesbackprop.posterior import WeightPosterior
 
 
 def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
@@ -20,7 +21,9 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     for p in parameters.each:
         eps = _eps(p, key)
         ws.append(p.q.weight(eps))
-        costs.append(complexity.sampled(p.q, p.prior, p.centre, ws[-1], eps).to(parameters.mus[0].dtype))
+        sampled = None if parameters.closed else complexity.sampled(p.q, p.prior, p.centre, ws[-1], eps)
+        cost = complexity.closed(p.q, p.prior, p.centre) if sampled is None else sampled
+        costs.append(cost.to(parameters.mus[0].dtype))
     return ws, torch.stack(costs).sum()
 
 
@@ -36,8 +39,11 @@ def backward(
     """Delta_mu and Delta_rho of each parameter from df/dw at the weights ``ws``.
 
     (3), (4) with f = likelihood cost + c (log q - log P): where g = df/dw - c dlog P/dw, and the paths of log q through
-    w and mu cancel, Delta_mu = g and Delta_rho = (g (w - mu) - c) sigmoid(rho) / sigma.
+    w and mu cancel, Delta_mu = g and Delta_rho = (g (w - mu) - c) sigmoid(rho) / sigma. In closed form the complexity
+    has no path through w: its gradients are those of the KL, by autograd.
     """
+    if parameters.closed:
+        return _backward_closed(parameters, ws, gradients, complexity_gradient)
     to_mu: list[Tensor] = []
     to_rho: list[Tensor] = []
     for p, w, gradient in zip(parameters.each, ws, gradients, strict=True):
@@ -48,6 +54,22 @@ def backward(
         ratio = torch.exp(torch.nn.functional.logsigmoid(p.q.rho) - p.q.log_sigma)
         to_mu.append(torch.where(p.q.random, g, 0.0))
         to_rho.append(torch.where(p.q.random, (g * (w - p.q.mu) - complexity_gradient) * ratio, 0.0))
+    return to_mu, to_rho
+
+
+def _backward_closed(
+    parameters: Parameters, ws: Sequence[Tensor], gradients: Sequence[Tensor], complexity_gradient: float | Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    to_mu: list[Tensor] = []
+    to_rho: list[Tensor] = []
+    for p, w, gradient in zip(parameters.each, ws, gradients, strict=True):
+        with torch.enable_grad():
+            q = WeightPosterior(*(tensor.detach().requires_grad_() for tensor in p.q))
+            of_mu, of_rho = torch.autograd.grad(complexity.closed(q, p.prior, p.centre), q)
+        ratio = torch.exp(torch.nn.functional.logsigmoid(p.q.rho) - p.q.log_sigma)
+        along = gradient * (w - p.q.mu) * ratio
+        to_mu.append(torch.where(p.q.random, gradient + complexity_gradient * of_mu, 0.0))
+        to_rho.append(torch.where(p.q.random, along + complexity_gradient * of_rho, 0.0))
     return to_mu, to_rho
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesbackprop import Laplace, Normal, Prior, ScaleMixture
+from bayesbackprop import Laplace, Normal, Prior, ScaleMixture, complexity
 from bayesbackprop._engine import cpu, reference
 from bayesbackprop._engine.parameters import KNOWN_PRIORS as KNOWN_KINDS
 from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters, prior_numbers
@@ -113,6 +113,39 @@ def test_a_nan_is_seen(implementation: Implementation, prior: Prior) -> None:
         assert float(cost) != float(cost)
 
 
+@pytest.mark.equivalence
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("constants", CONSTANTS)
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("n", [1, 31, 300, 9000])
+def test_the_closed_form_of_a_normal_prior(n: int, centred: bool, constants: str, dtype: torch.dtype) -> None:
+    """The weights of any draw, the KL in place of the sampled complexity, and the gradients of both."""
+    sampled = parameters_of(n, Normal(0.7), dtype, centred=centred, constants=CONSTANTS[constants])
+    parameters = sampled.in_closed_form()
+    assert parameters is not None
+    key, generator = Key(3, 5, 7), torch.Generator().manual_seed(n)
+    ws, cost = cpu.draw(parameters, key)
+    assert torch.equal(ws[0], cpu.draw(sampled, key)[0][0])
+    with torch.no_grad():
+        plain, expected = reference.draw(parameters, key)
+    accuracy = {"rtol": 2e-5, "atol": 2e-5} if dtype is torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(ws, plain, **accuracy)
+    p = parameters.each[0]
+    torch.testing.assert_close(expected, complexity.closed(p.q, p.prior, p.centre).detach())
+    assert cost == pytest.approx(float(expected), rel=accuracy["rtol"], abs=rounding_of_constants(n, p.prior, dtype))
+    gradient = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
+    found = cpu.backward(parameters, ws, [gradient], 0.3, [torch.empty_like(ws[0])])
+    wanted = reference.backward(parameters, [w.detach() for w in ws], [gradient], 0.3)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, [tensor.detach() for tensor in theirs], **accuracy)
+
+
+@pytest.mark.identities
+def test_other_priors_have_no_closed_form_in_the_kernels() -> None:
+    for prior in (Laplace(0.2), ScaleMixture(), UNKNOWN_PRIOR):
+        assert parameters_of(5, prior, torch.float32).in_closed_form() is None
+
+
 @pytest.mark.identities
 def test_the_priors_have_one_numbering() -> None:
     """cpu.c names them, parameters.py numbers them, and Triton's constants are these numbers."""
@@ -131,4 +164,6 @@ def test_triton_has_the_same_numbering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from bayesbackprop._engine import triton
 
-    assert [getattr(triton, name) for name in PRIOR_KINDS] == [*range(len(PRIOR_KINDS))]
+    *known, closed = PRIOR_KINDS  # of which Triton has no kernel
+    assert closed == "NORMAL_KL"
+    assert [getattr(triton, name) for name in known] == [*range(len(known))]
