@@ -33,11 +33,12 @@ enum { PRIORS(AS_CONSTANT) };
 
 /* One row of the table that Python hands over, fields of 8 bytes each.  This is their only definition: Python is handed
  * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
- *   wide: the tensors are float64, else float32;  centre may be null;  a, b, c: the numbers of the prior
- *   (Normal: sigma; mixture: pi, sigma1, sigma2; Laplace: scale). */
+ *   wide: the tensors are float64, else float32;  deviates: w holds w - mu;  a, b, c: the numbers of the prior (Normal: sigma; mixture: pi, sigma1,
+ *   sigma2; Laplace: scale);  gw, gm, gv: the gradients of w, of mu where it is used beside w (null: as that of w), and
+ *   of sigma^2;  centre, gw and gv may be null. */
 #define FIELDS(INTEGER, POINTER, REAL_NUMBER) \
-    INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(kind) REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
-    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gmu) POINTER(grho)
+    INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(kind) REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
+    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(gmu) POINTER(grho)
 #define AS_INTEGER(name) int64_t name;
 #define AS_POINTER(name) void *name;
 #define AS_REAL(name) double name;

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
@@ -37,7 +37,8 @@ if _cpu is not None:
     _ROW = struct.Struct("=" + "".join(_LETTERS))
     _WORDS = len(_NAMES)  # of 8 bytes each
     _N, _STREAM, _WIDE = map(_NAMES.index, ("n", "stream", "wide"))
-    _MU, _RHO, _CENTRE, _W, _GW, _GMU, _GRHO = map(_NAMES.index, ("mu", "rho", "centre", "w", "gw", "gmu", "grho"))
+    _MU, _RHO, _CENTRE, _W = map(_NAMES.index, ("mu", "rho", "centre", "w"))
+    _GW, _GM, _GV, _GMU, _GRHO = map(_NAMES.index, ("gw", "gm", "gv", "gmu", "grho"))
     _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
 
 
@@ -143,10 +144,10 @@ def _make_table(parameters: Parameters, memory: list[object]) -> Table | None:
                 return None
     rows = bytearray()
     row: dict[str, float] = dict.fromkeys(_NAMES, 0)
-    for p in parameters.each:
+    for p, deviates in zip(parameters.each, parameters.deviates, strict=True):
         kind, a, b, c = prior_numbers(p.prior, parameters.closed)
         row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": p.q.mu.dtype is torch.float64}
-        row |= {"kind": _KINDS[kind], "a": a, "b": b, "c": c}
+        row |= {"deviates": deviates, "kind": _KINDS[kind], "a": a, "b": b, "c": c}
         rows += _ROW.pack(*row.values())
     odd = {column: tensors for column, tensors in columns.items() if not _readable(tensors)}
     _write(rows, {column: tensors for column, tensors in columns.items() if column not in odd}, [])
@@ -163,16 +164,20 @@ def _readable(tensors: Sequence[Tensor]) -> bool:
     return all(map(Tensor.is_contiguous, tensors)) and not any(map(Tensor.is_neg, tensors))
 
 
-def _write(rows: bytearray, columns: dict[int, Sequence[Tensor]], held: list[Tensor]) -> None:
+def _write(rows: bytearray, columns: Mapping[int, Sequence[Tensor | None]], held: list[Tensor]) -> None:
     """Put the addresses of tensors into the rows; ``held`` keeps copies of those that the kernels cannot read."""
     with memoryview(rows) as view, view.cast("q") as words:
-        for column, tensors in columns.items():
+        for column, given in columns.items():
+            tensors = [tensor for tensor in given if tensor is not None]
             if not _readable(tensors):
                 tensors = [tensor.resolve_neg().contiguous() for tensor in tensors]
                 held += tensors
             addresses = array("q", map(Tensor.data_ptr, tensors))
             if 0 in addresses:
                 _refuse_without_memory(tensors)
+            if len(tensors) < len(given):  # what is None is null
+                found = iter(addresses)
+                addresses = array("q", (0 if tensor is None else next(found) for tensor in given))
             words[column::_WORDS] = addresses
 
 
@@ -188,7 +193,7 @@ def _refuse_without_memory(tensors: Sequence[Tensor]) -> None:
 def _launch(
     kernel: Callable[..., float],
     table: Table,
-    columns: dict[int, Sequence[Tensor]],
+    columns: Mapping[int, Sequence[Tensor | None]],
     key: Key = _NO_KEY,
     own: float = 0.0,
 ) -> float:
@@ -219,20 +224,22 @@ def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
 def backward(
     parameters: Parameters,
     ws: Sequence[Tensor],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
     complexity_gradient: float,
     to_mu: Sequence[Tensor],
     drawn: Table | None = None,
+    besides: Sequence[Sequence[Tensor | None]] = (),
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(3), (4): Delta_mu and Delta_rho of each parameter from df/dw at the weights ``ws``.
 
     Args:
         parameters: The parameters.
         ws: The weights that were drawn.
-        gradients: df/dw.
+        gradients: df/dw; None is 0.
         complexity_gradient: The weight of the complexity in f.
-        to_mu: Where Delta_mu goes; it may be ``gradients`` or ``ws``.
+        to_mu: Where Delta_mu goes; it may be ``gradients``, ``besides[0]`` or ``ws``.
         drawn: The table at the time of the draw, to refuse what was changed since.
+        besides: df/dmu where mu is used beside w (None: it is not), and df/dsigma^2 (None: 0).
     """
     now = table(parameters)
     if now is None or (drawn is not None and now is not drawn and now.memory != drawn.memory):
@@ -241,7 +248,7 @@ def backward(
             "cost again before backward."
         )
     to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
-    columns = {_W: ws, _GW: gradients, _GMU: to_mu, _GRHO: to_rho}
+    columns = {_W: ws, _GW: gradients, **dict(zip((_GM, _GV), besides, strict=False)), _GMU: to_mu, _GRHO: to_rho}
     _launch(_cpu.backward, now, columns, own=complexity_gradient)
     return list(to_mu), to_rho
 

@@ -157,18 +157,20 @@ INLINE REAL NAME(prior_cost)(int64_t kind, const NAME(Prior) *r, int m, const RE
 INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p, const NAME(Prior) *prior, int64_t i, int m) {
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
     REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], spread[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
-    const int closed = p->kind == NORMAL_KL;
+    const int closed = p->kind == NORMAL_KL, deviates = (int)p->deviates;
     NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
 #pragma omp simd reduction(+ : sum, constants)
     for (int j = 0; j < m; j++) {
         REAL t, scale, sigma = NAME(softplus)(mixed, rho[j], &t, &scale), low = rho[j] < 0 ? rho[j] : 0;
-        w[j] = mu[j] + sigma * eps[j];
+        w[j] = (deviates ? 0 : mu[j]) + sigma * eps[j];
         v[j] = closed ? mu[j] : w[j];
         spread[j] = sigma;
         sum -= FIXED(rho[j]) ? 0 : R(0.5) * (closed ? 1 : eps[j] * eps[j]) + low;
         factor[j] = FIXED(rho[j]) ? 1 : scale;
         constants += FIXED(rho[j]) ? R(1.0) : R(0.0);
     }
+    if (deviates && !closed)
+        for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
     if (closed)
@@ -199,25 +201,30 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
     return total;
 }
 
-/* The gradients of mu and rho in one block from gw, that of w (which gmu may overwrite, or w), and gc, that of the
+/* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
  * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho is sigma^2 / a^2.
- * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the
- * w that was really used. */
-INLINE void NAME(backward_block)(const int mixed, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
+ * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used. */
+INLINE void NAME(backward_block)(const int mixed, const int varies, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
+    static const REAL zeros[BLOCK];
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
-    const REAL *centre = (const REAL *)p->centre, *gw = (const REAL *)p->gw + i;
+    const REAL *centre = (const REAL *)p->centre, *gw = p->gw ? (const REAL *)p->gw + i : zeros;
+    const REAL *gm = p->gm ? (const REAL *)p->gm + i : gw, *gv = (const REAL *)p->gv + i;
     REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK];
-    const int closed = p->kind == NORMAL_KL;
+    const int closed = p->kind == NORMAL_KL, deviates = (int)p->deviates;
     const REAL p1 = prior->p1;
     memcpy(v, closed ? mu : w, m * sizeof(REAL));
+    if (deviates && !closed)
+        for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
     NAME(prior_slope)(p->kind, prior, m, v, slope);
 #pragma omp simd
     for (int j = 0; j < m; j++) {
-        REAL t, scale, g = gw[j] + gc * slope[j], sigma = NAME(softplus)(mixed, rho[j], &t, &scale);
-        REAL along = closed ? gw[j] * (w[j] - mu[j]) + gc * (sigma * sigma * p1) : g * (w[j] - mu[j]);
-        REAL h = (along - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
+        REAL t, scale, sigma = NAME(softplus)(mixed, rho[j], &t, &scale), prior_slope = gc * slope[j];
+        REAL deviation = deviates ? w[j] : w[j] - mu[j];
+        REAL along = closed ? gw[j] * deviation + gc * (sigma * sigma * p1) : (gw[j] + prior_slope) * deviation;
+        if (varies) along += 2 * sigma * sigma * gv[j];
+        REAL g = gm[j] + prior_slope, h = (along - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
         gmu[j] = FIXED(rho[j]) ? 0 : g;
         grho[j] = FIXED(rho[j]) ? 0 : h;
     }
@@ -225,10 +232,14 @@ INLINE void NAME(backward_block)(const int mixed, const Param *p, const NAME(Pri
 
 CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
     NAME(Prior) prior = NAME(prior)(p);
+    REAL gc = (REAL)call->gc;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        if (NAME(mixed)((const REAL *)p->rho + i, m)) NAME(backward_block)(1, p, &prior, (REAL)call->gc, i, m);
-        else NAME(backward_block)(0, p, &prior, (REAL)call->gc, i, m);
+        if (NAME(mixed)((const REAL *)p->rho + i, m)) {
+            if (p->gv) NAME(backward_block)(1, 1, p, &prior, gc, i, m);
+            else NAME(backward_block)(1, 0, p, &prior, gc, i, m);
+        } else if (p->gv) NAME(backward_block)(0, 1, p, &prior, gc, i, m);
+        else NAME(backward_block)(0, 0, p, &prior, gc, i, m);
     }
     return 0;
 }

@@ -129,7 +129,8 @@ class Engine:
         self.closed = self.parameters.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.any_module = AnyModule(self)
-        fully_connected = None if rules or torch.compiler.is_compiling() else FullyConnected.of(net, self.parameters)
+        compiling = torch.compiler.is_compiling()
+        fully_connected = None if compiling else FullyConnected.of(net, self.parameters, self.rules)
         self.executors: list[Executor] = [*([fully_connected] if fully_connected else []), self.any_module]
 
     def valid(self, net: nn.Module) -> bool:

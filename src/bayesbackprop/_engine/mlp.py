@@ -3,7 +3,7 @@
 The networks of the paper are ``nn.Linear`` and elementwise functions, one after the other. Their backward pass is three
 lines, so training draws the weights and runs the layers in one node of the caller's graph: a small network
 notices autograd's bookkeeping of every operation, and gradients of the weights that nobody else
-can see become those of mu in place.
+can see become those of mu in place. How the noise enters a layer is its rule's matter (``linear.py``).
 
 For prediction: the outputs of a linear layer with independent Gaussian weights are, given one input, independent
 Gaussians; so for each example a draw of the outputs is as good as a draw of the weights:
@@ -15,7 +15,8 @@ products a draw only while a draw of the weights costs more, which is for few ex
 exactly the predictive distribution of drawn networks; what differs is only whether examples share their draws.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,9 @@ from torch.nn.modules import module as modules
 
 from bayesbackprop._engine import cpu, ops
 from bayesbackprop._engine.executors import Draw, Executor
+from bayesbackprop._engine.linear import RULES, Gradients, Layer, Pair
 from bayesbackprop._engine.parameters import Parameters
+from bayesbackprop._engine.rules import Estimator
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Role, stream
 
@@ -97,29 +100,40 @@ class _Step(NamedTuple):
     module: nn.Module
     weight: int = -1
     bias: int | None = None
+    rule: Estimator = "shared"
+
+    def pair(self, tensors: Sequence[Tensor]) -> Pair:
+        """Of one tensor for each parameter those of this layer."""
+        return tensors[self.weight], None if self.bias is None else tensors[self.bias]
 
 
 class FullyConnected(Executor):
     """A network of linear layers, each Bayesian as a whole or not at all, and elementwise functions."""
 
-    def __init__(self, net: nn.Module, layers: list[nn.Module], parameters: Parameters) -> None:
+    def __init__(
+        self, net: nn.Module, layers: list[nn.Module], parameters: Parameters, rules: Mapping[str, Estimator]
+    ) -> None:
         self._modules = list(net.modules())
-        self._parameters = parameters
+        self._parameters, self._rules = parameters, rules
         self._flattens = type(layers[0]) is nn.Flatten
         layers = layers[1:] if self._flattens else layers
         numbers = {mu: number for number, mu in enumerate(parameters.mus)}
-        self._steps = [
-            _Step(m, numbers.get(m.weight, -1), None if m.bias is None else numbers.get(m.bias))
-            if isinstance(m, nn.Linear)
-            else _Step(m)
-            for m in layers
-        ]
+        each = [rules.get(name, "shared") for name in parameters.by_name]
+        self._steps = [_Step(module) for module in layers]
+        for place, module in enumerate(layers):
+            if isinstance(module, nn.Linear) and module.weight in numbers:
+                weight, bias = numbers[module.weight], None if module.bias is None else numbers[module.bias]
+                self._steps[place] = _Step(module, weight, bias, each[weight])
+        # As flipout draws them, with the complexity sampled and in closed form.
+        flipped = [name for name, rule in rules.items() if rule == "flipout"]
+        self._flipped = [Parameters(parameters.by_name, closed, flipped) for closed in (False, True)] if flipped else []
         self._layers = [_Layer.of(step, parameters) for step in self._steps]
         self._widest = max((m.out_features for m in layers if isinstance(m, nn.Linear)), default=1)
-        self._trains = not parameters.own_priors and _trains(self._steps)
+        followed = all(step.bias is None or each[step.bias] == step.rule for step in self._steps)
+        self._trains = not parameters.own_priors and followed and _trains(self._steps)
 
     @staticmethod
-    def of(net: nn.Module, parameters: Parameters) -> "FullyConnected | None":
+    def of(net: nn.Module, parameters: Parameters, rules: Mapping[str, Estimator]) -> "FullyConnected | None":
         """The executor of ``net``, if it is such a network and each parameter is used in one place."""
         layers = layers_of(net)
         if not layers:
@@ -133,7 +147,7 @@ class FullyConnected(Executor):
                 if own and len(own) != len(weights):
                     return None
                 used += own
-        return FullyConnected(net, layers, parameters) if len(used) == len(set(used)) == len(random) else None
+        return FullyConnected(net, layers, parameters, rules) if len(used) == len(set(used)) == len(random) else None
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -150,7 +164,7 @@ class FullyConnected(Executor):
     def _apply(
         self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any], likelihood: Likelihood | None, targets: Any
     ) -> Any:
-        parameters = draw.parameters
+        parameters = self._flipped[draw.parameters.closed] if self._flipped else draw.parameters
         if not self._trains or draw.has_weights or not self._takes(args, kwargs):
             return NotImplemented
         x = args[0]
@@ -165,38 +179,58 @@ class FullyConnected(Executor):
         draw.drawn_inside(complexity)
         return result
 
-    def run(self, ws: Sequence[Tensor], x: Tensor) -> list[Tensor]:
-        """The input, and what comes out of each linear layer; a function takes the place of its own input."""
-        hs = [x]
-        for module, weight, bias in self._steps:
-            if weight < 0:
-                _activation(module).in_place(hs[-1])
+    def layers(self, ws: Sequence[Tensor], key: Key) -> list[Layer]:
+        """The linear layers at the drawn weights ``ws``."""
+        mus = self._parameters.mus
+        return [
+            Layer(step.pair(ws), step.pair(mus), layer.parameters, key, step.weight)
+            for step, layer in zip(self._steps, self._layers, strict=True)
+            if layer is not None
+        ]
+
+    def run(self, layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+        """The input, and what comes out of each linear layer; what its rule keeps. A function is computed in place."""
+        hs, kept, each = [x], list[tuple[Tensor, ...]](), iter(layers)
+        for step in self._steps:
+            if step.weight < 0:
+                _activation(step.module).in_place(hs[-1])
             else:
-                hs.append(F.linear(hs[-1], ws[weight], None if bias is None else ws[bias]))
-        return hs
+                output, keeps = RULES[step.rule].forward(hs[-1], next(each))
+                hs.append(output)
+                kept.append(keeps)
+        return hs, kept
 
     def go_back(
-        self, ws: Sequence[Tensor], hs: Sequence[Tensor], gradient: Tensor, to_input: bool
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """The gradients of ``ws``, in memory of their own, and of the input, from that of the output."""
-        gradients = list(ws)  # each of which is replaced: every parameter belongs to a layer
+        self,
+        layers: Sequence[Layer],
+        hs: Sequence[Tensor],
+        kept: Sequence[tuple[Tensor, ...]],
+        gradient: Tensor,
+        to_input: bool,
+    ) -> tuple[list[list[Tensor | None]], Tensor | None]:
+        """The gradients by the drawn weights, means and variances, and by the input, from that by the output."""
+        count = len(self._parameters.each)
+        found: list[list[Tensor | None]] = [[None] * count for _ in Gradients._fields]
         number = len(hs) - 1
-        for module, weight, bias in reversed(self._steps):
-            if weight < 0:
-                gradient = _activation(module).gradient(gradient, hs[number])
+        for step in reversed(self._steps):
+            if step.weight < 0:
+                gradient = _activation(step.module).gradient(gradient, hs[number])
                 continue
             number -= 1
-            gradients[weight] = gradient.t() @ hs[number]
-            if bias is not None:
-                gradients[bias] = gradient.sum(0)
-            if number or to_input:
-                gradient = gradient @ ws[weight]
-        return gradients, gradient if to_input else None
+            rule, layer = RULES[step.rule], layers[number]
+            each, gradient = rule.backward(gradient, hs[number], layer, kept[number], bool(number) or to_input)
+            for place, (of_weight, of_bias) in zip(found, each, strict=True):
+                place[step.weight] = of_weight
+                if step.bias is not None:
+                    place[step.bias] = of_bias
+        return found, gradient if to_input else None
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._takes(args, kwargs) or args[0].dtype is torch.float16:  # whose squares are soon 0 or infinite
+        if self._rules or not self._takes(args, kwargs):
+            return NotImplemented
+        if args[0].dtype is torch.float16:  # whose squares are soon 0 or infinite
             return NotImplemented
         x = args[0].flatten(1) if self._flattens else args[0]
         first = next(number for number, step in enumerate(self._steps) if step.weight >= 0)
@@ -257,15 +291,16 @@ class _DrawAndRun(torch.autograd.Function):
         *_: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ws, complexity = cpu.draw(parameters, key, table)
-        hs = net.run(ws, x)
+        hs, kept = net.run(net.layers(ws, key), x)
         output = result = hs[-1]
-        ctx.net, ctx.parameters, ctx.slope, ctx.table = net, parameters, None, table
+        ctx.net, ctx.parameters, ctx.key, ctx.slope, ctx.table = net, parameters, key, None, table
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
-        # All parameters, so that a change in between is noticed. The last output is of use only to a function on it.
-        kept = hs if net._steps[-1].weight < 0 else hs[:-1]
-        ctx.counts = len(ws), len(hs), len(kept)
-        ctx.save_for_backward(*ws, *kept, *parameters.tensors)
+        if net._steps[-1].weight >= 0:
+            hs[-1] = x  # the last output is of use only to a function on it
+        ctx.counts = len(ws), len(hs), [len(each) for each in kept]
+        # All parameters, so that a change in between is noticed.
+        ctx.save_for_backward(*ws, *hs, *(tensor for each in kept for tensor in each), *parameters.tensors)
         ctx.set_materialize_grads(False)
         return result, x.new_full((), complexity)
 
@@ -273,18 +308,26 @@ class _DrawAndRun(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
         cpu.refuse_second_derivatives()
         net: FullyConnected = ctx.net
-        weights, layers, kept = ctx.counts
-        saved = ctx.saved_tensors
-        ws, hs = saved[:weights], list(saved[weights : weights + kept])
-        if kept < layers:
-            hs.append(hs[-1])  # in place of the output, which is not looked at
-        if gradient is None:
-            to_x, gradients = None, [torch.zeros_like(w) for w in ws]
-        else:
+        parameters: Parameters = ctx.parameters
+        saved = iter(ctx.saved_tensors)
+        weights, inputs, counts = ctx.counts
+        ws, hs = list(islice(saved, weights)), list(islice(saved, inputs))
+        kept = [tuple(islice(saved, count)) for count in counts]
+        to_x: Tensor | None = None
+        found: list[list[Tensor | None]] = [[None] * len(ws) for _ in Gradients._fields]
+        if gradient is not None:
             of_output = gradient if ctx.slope is None else ctx.slope * gradient
-            gradients, to_x = net.go_back(ws, hs, of_output, to_input=ctx.needs_input_grad[6])
+            layers = net.layers(ws, ctx.key)
+            found, to_x = net.go_back(layers, hs, kept, of_output, to_input=ctx.needs_input_grad[6])
+        drawn, means, variances = found
+        # Delta_mu takes the place of a gradient, which nobody else sees.
+        places: list[Tensor] = []
+        for w, by_mean, by_w in zip(ws, means, drawn, strict=True):
+            first = by_w if by_mean is None else by_mean
+            places.append(torch.empty_like(w) if first is None else first)
         share = 0.0 if of_complexity is None else float(of_complexity)
-        to_mu, to_rho = cpu.backward(ctx.parameters, ws, gradients, share, gradients, ctx.table)
+        besides = (means, variances) if net._rules else ()
+        to_mu, to_rho = cpu.backward(parameters, ws, drawn, share, places, ctx.table, besides)
         return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
 
 

@@ -1,6 +1,6 @@
 """The Bayesian parameters of a network as the operators take them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,11 +43,15 @@ def prior_numbers(prior: Prior, closed: bool = False) -> tuple[int, float, float
 class Parameters:
     """The Bayesian parameters of a network by name, as lists, and what of them stays the same from call to call.
 
-    Where they are ``closed`` the complexity of a draw is KL[q || P] itself; all their priors are then Normal.
+    Where they are ``closed`` the complexity of a draw is KL[q || P] itself; all their priors are then Normal. Of those
+    whose names are among ``deviations`` a draw in C is w - mu instead of w.
     """
 
-    def __init__(self, by_name: Mapping[str, Parameter], closed: bool = False) -> None:
+    def __init__(
+        self, by_name: Mapping[str, Parameter], closed: bool = False, deviations: Collection[str] = ()
+    ) -> None:
         self.by_name, self.closed = dict(by_name), closed
+        self.deviates = [name in deviations for name in self.by_name]
         self.each = list(self.by_name.values())
         self.mus = [parameter.q.mu for parameter in self.each]
         self.rhos = [parameter.q.rho for parameter in self.each]

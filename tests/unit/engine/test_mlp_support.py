@@ -110,8 +110,6 @@ def test_models_that_are_not_taken(taken: list[int]) -> None:
     for options in (
         {"select": lambda name, module: name.startswith("2.")},
         {"select": lambda name, module: not name.endswith("bias")},
-        {"estimator": "local"},
-        {"estimator": {"0.*": "flipout", "*": "shared"}},
         {"prior": LogDensity(lambda w: -torch.log1p(w.square()), name="Cauchy")},
     ):
         compare_with_plain(lambda options=options: bayesian(copy.deepcopy(net), Gaussian(0.3), **options), x, y)
