@@ -187,6 +187,7 @@ def test_linear_draws_are_of_the_exact_posterior(n: int) -> None:
             known["matrix"][:, 1] = 1e20 * torch.eye(3, dtype=torch.float64)
             known["root"][:, 1] = 1e10 * torch.eye(3, dtype=torch.float64)
             known["moment"][:, 1] = torch.tensor([0.0, 0.0, 1e20 * posterior.isf(share)], dtype=torch.float64)
+            agent.restore(known, agent.acted, agent.observed)
             taken = agent.act_all(at[:2].expand(replicas, 2)).count(0) / replicas
             z.append((taken - share) / math.sqrt(share * (1 - share) / replicas))
     assert_z(torch.tensor(z), "draws of the linear model")

@@ -6,8 +6,12 @@ loaded goes on as if it had not been.
 
 An agent can be several: ``replicas`` independent ones of the same kind that act side by side in their own environments,
 as one batch of networks, which is how the experiments run their seeds.
+
+Threads may share an agent. What one observed is learnt in a round of updates; rounds are learnt one after the other,
+and others decide between two updates.
 """
 
+import copy
 import inspect
 import math
 import os
@@ -24,6 +28,7 @@ from torch import Tensor, nn
 from bayesbackprop import priors
 from bayesbackprop._errors import Described, check_count, check_finite, check_positive, check_probability, invalid
 from bayesbackprop._files import read, write
+from bayesbackprop.bandits._turns import Turns
 from bayesbackprop.bandits.environments import check_action, shown
 from bayesbackprop.bandits.network import Encoding, RewardNetwork
 from bayesbackprop.likelihoods import Gaussian
@@ -59,6 +64,11 @@ class Agent(ABC):
         check_count(type(self).__name__, features=self.features, actions=self.actions, replicas=self.replicas)
         check_count(type(self).__name__, least=0, seed=self.seed)
         self.acted = self.observed = 0
+        self._set_turns()
+
+    def _set_turns(self) -> None:
+        # Whoever needs several takes them in this order: a save, a round of learning, an update or a decision.
+        self._saves, self._rounds, self._turns = Turns(), Turns(), Turns()
 
     def act(self, context: Tensor | Sequence[float]) -> int:
         """The action to take in ``context``, ``[features]``."""
@@ -72,8 +82,10 @@ class Agent(ABC):
 
     def act_all(self, contexts: Tensor | Sequence[Any]) -> list[int]:
         """The action of each replica in its context, ``[replicas, features]``."""
-        chosen = self._choose(self._check_contexts(contexts))
-        self.acted += 1
+        xs = self._check_contexts(contexts)
+        with self._turns:
+            chosen = self._choose(xs)
+            self.acted += 1
         return chosen
 
     def observe_all(
@@ -90,20 +102,30 @@ class Agent(ABC):
         if gains.shape != (self.replicas,) or not bool((gains.abs() <= _LARGEST).all()):
             constraint = f"a number in [-{_LARGEST:g}, {_LARGEST:g}]; leave out what is not known"
             raise invalid("reward", owner, constraint, rewards if self.replicas > 1 else rewards[0])
-        self._learn(xs, torch.tensor([int(action) for action in actions]), gains)
-        self.observed += 1
+        with self._rounds, self._turns:
+            self._learn(xs, torch.tensor([int(action) for action in actions]), gains)
+            self.observed += 1
 
     @abstractmethod
     def _choose(self, contexts: Tensor) -> list[int]:
-        """The actions in ``contexts``, ``[replicas, features]``."""
+        """The actions in ``contexts``, ``[replicas, features]``; what :meth:`tensors` says stays as it is."""
 
     @abstractmethod
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Take in one observation of each replica."""
+        """Take in one observation of each replica; ``self._turns.give_way()`` lets other threads decide meanwhile."""
 
     @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that changes, by name: the agent's own tensors, not copies."""
+
     def tensors(self) -> dict[str, Tensor]:
-        """All that changes, by name, to be written."""
+        """All that changes, by name, to be written: copies, as of a moment between two rounds of learning."""
+        return self._snapshot()[0]
+
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What :meth:`tensors` and :meth:`described` say, of the same moment."""
+        with self._rounds:  # others may decide meanwhile, which changes no tensor
+            return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}, self.described()
 
     def described(self) -> dict[str, Any]:
         """The arguments that make an agent like this one, as far as JSON can say them, and how far it is."""
@@ -113,11 +135,17 @@ class Agent(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that the agent is and knows to ``path``, atomically."""
-        write(path, "agent", self.tensors(), {"agent": type(self).__name__, **self.described()})
+        with self._saves:  # so that of several saves to one path the newest stays
+            tensors, described = self._snapshot()
+            write(path, "agent", tensors, {"agent": type(self).__name__, **described})
 
     def restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
         """Become the agent whose :meth:`tensors` these were."""
-        own = self.tensors()
+        with self._rounds, self._turns:
+            self._restore(tensors, acted, observed)
+
+    def _restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
+        own = self._tensors()
         expected, found = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (own, tensors))
         if found != expected:
             raise invalid("tensors", type(self).__name__, "those of an agent like this one", Described("others"))
@@ -125,6 +153,16 @@ class Agent(ABC):
         for name, value in own.items():
             value.detach().copy_(tensors[name])
         self.acted, self.observed = acted, observed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of all but the locks, as of a moment between two rounds of learning."""
+        with self._rounds, self._turns:  # a decision exchanges weights of the network for drawn ones
+            state = {name: value for name, value in self.__dict__.items() if not isinstance(value, Turns)}
+            return copy.deepcopy(state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_turns()
 
     def _random(self, count: int) -> torch.Generator:
         """Decisions have even numbers, observations odd ones."""
@@ -154,7 +192,7 @@ class Uniform(Agent):
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         pass
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         return {}
 
 
@@ -208,7 +246,7 @@ class LinearThompson(Agent):
         self._square[rows, actions] += rewards**2
         self._count[rows, actions] += 1
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, f"_{name}") for name in ("matrix", "root", "moment", "square", "count")}
 
 
@@ -274,6 +312,7 @@ class NeuralAgent(Agent):
         # All minibatches are picked at once, which is quicker than one by one.
         picked = (part[chosen, torch.arange(self.replicas)] for part in (self._contexts, self._actions, self._rewards))
         for some_contexts, some_actions, some_rewards in zip(*picked, strict=True):
+            self._turns.give_way()
             self._optimiser.zero_grad()
             self._cost(some_contexts, some_actions, some_rewards, remembered).backward()
             self._optimiser.step()
@@ -282,7 +321,7 @@ class NeuralAgent(Agent):
         """The expected reward of every action, ``[actions, replicas]``."""
         return network(contexts.expand(self.actions, -1, -1), self._every_action)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         tensors = {"contexts": self._contexts, "actions": self._actions, "rewards": self._rewards}
         parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
         for number, parameter in enumerate(parameters):
@@ -342,8 +381,8 @@ class ThompsonSampling(NeuralAgent):
     def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
         return self._objective((contexts, actions), rewards, n=remembered)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {**super().tensors(), "step": self._objective.step}
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**super()._tensors(), "step": self._objective.step}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -53,7 +53,7 @@ class _Peer(Agent):
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         self._take(contexts.numpy(), int(actions[0]), float(rewards[0]))
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         return {}
 
 

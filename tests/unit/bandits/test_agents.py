@@ -272,9 +272,9 @@ def singles(agent: Any, **options: Any) -> list[Any]:
     for r in range(agent.replicas):
         single: Any = type(agent)(FEATURES, ACTIONS, **{**SMALL, **options})
         mine, its = agent.tensors(), single.tensors()
-        for name in its:
-            if name.startswith("parameter."):
-                its[name].copy_(mine[name][r : r + 1])
+        single.restore(
+            {name: mine[name][r : r + 1] if name.startswith("parameter.") else its[name] for name in its}, 0, 0
+        )
         found.append(single)
     return found
 

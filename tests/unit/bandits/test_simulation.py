@@ -37,7 +37,7 @@ class Scripted(Agent):
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         self.heard.append((contexts, actions.tolist(), rewards.tolist()))
 
-    def tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         return {}
 
 
