@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit docs bench bench-peers lock clean environment
+.PHONY: demo test lint types unit docs attack bench bench-peers lock clean environment
 
 demo: environment  ## A few minutes, then a page to look at: demo/index.html
 	$(BIN)/bbb demo
@@ -38,6 +38,9 @@ unit: environment
 docs: environment
 	$(BIN)/python docs/rooms.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+attack: environment  ## Ten minutes of mangled files, kills, bad calls, threads and a full disk; SECONDS=60 SEED=1
+	cd tests && ../$(BIN)/python -m attack --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 bench: environment  ## Needs a quiet machine and a few minutes
 	$(BIN)/bbb bench step $(PEERS) --json results/bench/step.json
