@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types unit docs bench bench-peers clean environment
+.PHONY: demo test lint types unit docs attack bench bench-peers lock clean environment
 
 demo: environment  ## A few minutes, then a page to look at: demo/index.html
 	$(BIN)/bbb demo
@@ -12,10 +12,16 @@ test: lint types unit docs  ## Everything that CI checks
 
 environment: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt $(wildcard src/bayesbackprop/_engine/cpu*.[ch])
+# Nothing is installed whose hash is not locked, but for the packages that torch's builds for CUDA ask for by their exact
+# version. Which build that is, pip decides as usual; given hashes it would take the one of its index.
+.venv/ready: pyproject.toml constraints.txt requirements/torch.txt requirements/environment.txt $(wildcard src/bayesbackprop/_engine/cpu*.[ch])
 	$(PYTHON) -m venv .venv
-	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt setuptools -e ".[dev,docs,paper,sklearn]"
+	$(PIP) download --no-deps -d .venv/wheels -c constraints.txt torch
+	$(PIP) install --require-hashes --no-deps --no-index --find-links .venv/wheels -r requirements/torch.txt
+	rm -r .venv/wheels
+	$(PIP) install --require-hashes --no-deps -r requirements/environment.txt
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install --no-deps --no-build-isolation -e .
 	touch $@
 
 lint: environment
@@ -33,6 +39,9 @@ docs: environment
 	$(BIN)/python docs/rooms.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+attack: environment  ## Ten minutes of mangled files, kills, bad calls, threads and a full disk; SECONDS=60 SEED=1
+	cd tests && ../$(BIN)/python -m attack --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
 bench: environment  ## Needs a quiet machine and a few minutes
 	$(BIN)/bbb bench step $(PEERS) --json results/bench/step.json
 	$(BIN)/bbb bench small $(PEERS) --json results/bench/small.json
@@ -42,6 +51,9 @@ bench: environment  ## Needs a quiet machine and a few minutes
 bench-peers: environment  ## The same beside other libraries, in about half an hour
 	$(PIP) install -c constraints.txt -e ".[peers]"
 	$(MAKE) bench PEERS=--peers
+
+lock: environment  ## After a change of pyproject.toml or constraints.txt
+	$(BIN)/python requirements/lock.py
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache src/*.egg-info src/bayesbackprop/_engine/*.so

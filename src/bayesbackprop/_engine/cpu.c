@@ -15,12 +15,19 @@
 #define PARALLEL_FROM 32768 /* elements below which the calling thread works alone, holding the GIL */
 
 #define INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__linux__) && !defined(PLAIN)
-#include <immintrin.h>
-#define X86
+/* On x86-64 the kernels are compiled for three instruction sets, and the best is taken when the module is loaded.  Tests
+ * compile one alone, with -march and -DVECTORS=n: n words in a vector of Philox (0: plain, 8: AVX2, 16: AVX-512). */
+#if defined(__x86_64__) && defined(__linux__) && !defined(VECTORS)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define VECTORS 16
 #else
 #define CLONES
+#endif
+#ifndef VECTORS
+#define VECTORS 0
+#endif
+#if VECTORS
+#include <immintrin.h>
 #endif
 
 #define CONSTANT(rho) ((rho) < -1000) /* as in posterior.py */
@@ -73,9 +80,11 @@ static void philox_plain(const Key *key, uint32_t first, uint32_t stream, uint32
     }
 }
 
-#ifdef X86
+#if VECTORS >= 8
 #define WIDTH 8
 #include "cpu_philox.h"
+#endif
+#if VECTORS >= 16
 #define WIDTH 16
 #include "cpu_philox.h"
 #endif
@@ -164,7 +173,7 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
     uint32_t step = (uint32_t)PyLong_AsUnsignedLongMask(args[3]), draw = (uint32_t)PyLong_AsUnsignedLongMask(args[4]);
     double own = PyFloat_AsDouble(args[5]);
     if (PyErr_Occurred()) return NULL;
-    Call call = {{(uint32_t)seed, (uint32_t)(seed >> 32), step}, draw, own, (int64_t)own};
+    Call call = {{(uint32_t)seed, (uint32_t)(seed >> 32), step}, draw, own, own >= 1 && own < 0x1p62 ? (int64_t)own : 0};
     Param *table = malloc(size + 1); /* a copy: Python may change its own while the GIL is released */
     if (!table) return PyErr_NoMemory();
     memcpy(table, PyByteArray_AsString(args[0]), size);
@@ -205,8 +214,10 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cpu", NULL, 0, methods, NULL, NULL, NULL, NULL};
 PyMODINIT_FUNC PyInit__cpu(void) {
-#ifdef X86
+#if VECTORS >= 8
     if (__builtin_cpu_supports("avx2")) philox = philox_8;
+#endif
+#if VECTORS >= 16
     if (__builtin_cpu_supports("avx512f")) philox = philox_16;
 #endif
     PyObject *m = PyModule_Create(&module);

@@ -140,7 +140,8 @@ def _make_table(parameters: Parameters, memory: list[object]) -> Table | None:
     for tensors in columns.values():
         for mu, tensor in zip(parameters.mus, tensors, strict=True):
             same = tensor.dtype is mu.dtype and tensor.shape == mu.shape
-            if not (same and tensor.dtype in TYPES and tensor.is_cpu):
+            aligned = tensor.data_ptr() % tensor.itemsize == 0  # a view of bytes from a file may not be
+            if not (same and aligned and tensor.dtype in TYPES and tensor.is_cpu):
                 return None
     rows = bytearray()
     row: dict[str, float] = dict.fromkeys(_NAMES, 0)

@@ -1,9 +1,11 @@
 """Diagrams of evaluations."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
 from bayesbackprop._errors import invalid
+from bayesbackprop._files import write_atomically
 from bayesbackprop.evaluation import Calibration
 
 SUFFIXES = (".png", ".svg")
@@ -43,4 +45,6 @@ def reliability(calibrations: Mapping[str, Calibration], path: Path) -> None:
     lower.set(xlabel="confidence", ylabel="share of examples", yscale="log")
     with matplotlib.rc_context({"svg.hashsalt": "bayesbackprop"}):  # so that the same figure is the same file
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        figure.savefig(path, dpi=150, metadata=metadata)
+        image = io.BytesIO()
+        figure.savefig(image, format=path.suffix[1:].lower(), dpi=150, metadata=metadata)
+    write_atomically(path, image.getvalue())

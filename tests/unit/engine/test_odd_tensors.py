@@ -89,6 +89,17 @@ def test_a_tensor_without_memory_is_refused() -> None:
         model.draw(1)(X)
 
 
+def test_a_tensor_at_an_odd_address_is_left_to_the_equations() -> None:
+    """Such as a view of the bytes of a file. In C it is not allowed to read it as numbers."""
+    net = network()
+    model = Bayesian(net, Gaussian(0.5), seed=0)
+    expected = gradients(model)
+    content = bytearray(1) + net[0].weight.detach().numpy().tobytes()
+    net[0].weight.data = torch.frombuffer(content, dtype=torch.float32, offset=1).view(4, 3)
+    assert cpu.table(model.engine().parameters) is None
+    torch.testing.assert_close(gradients(model), expected)
+
+
 def test_a_storage_that_is_held_is_not_used_again() -> None:
     model = Bayesian(nn.Linear(300, 300), Gaussian(0.5), seed=0)
     storage = model.draw(1).weights["weight"].untyped_storage()

@@ -1,0 +1,101 @@
+"""Every kernel in C at every edge, without torch: ``python kernel_edges.py <extension> <results>``.
+
+Blocks have 256 elements and chunks 8192; noise comes in groups of 32. Kernels run over one parameter at a time and over
+all of them in several threads. A build with sanitizers stops at the first access outside of an array; the results of
+two builds can be compared.
+"""
+
+import importlib.util
+import itertools
+import struct
+import sys
+from typing import Any
+
+import numpy as np
+
+SIZES = [0, 1, 31, 32, 33, 255, 256, 257, 8191, 8192, 8193]
+TYPES = [np.float32, np.float64]
+SEED, STEP, DRAW, MANY = 2**40 + 7, 2**31 + 5, 2**32 - 2, 3  # the counter of the draws wraps around
+PRIORS = {"NONE": (0, 0, 0), "NORMAL": (0.3, 0, 0), "MIXTURE": (0.25, 1.0, 0.1), "LAPLACE": (0.2, 0, 0)}
+FORMS = [(False, "none"), (True, "some"), (False, "all")]  # whether there is a centre, and which weights are constant
+POINTERS = ["mu", "rho", "centre", "w", "gw", "gmu", "grho"]
+Array = np.ndarray[Any, Any]
+
+
+def extension(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("_cpu", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def memory(n: int, dtype: Any, many: int = 1) -> Array:
+    """Room for the numbers that is not aligned for vectors, and ends where they end."""
+    return np.full(many * n + 1, np.nan, dtype)[1:]
+
+
+def parameter(n: int, dtype: Any, kind: str, centred: bool, constants: str) -> dict[str, Any]:
+    """One parameter with all that a kernel reads and writes."""
+    generator = np.random.default_rng(n)
+    arrays = {name: memory(n, dtype) for name in POINTERS}
+    for name in ("mu", "centre", "gw"):
+        arrays[name][:] = generator.standard_normal(n)
+    arrays["rho"][:] = generator.uniform(-7, 3, n)
+    arrays["rho"][{"none": slice(0, 0), "some": slice(0, None, 3), "all": slice(None)}[constants]] = -1e30
+    if not centred:
+        del arrays["centre"]
+    return {"n": n, "wide": dtype is np.float64, "kind": kind, "stream": 4 * n + 1, **arrays}
+
+
+def table(cpu: Any, parameters: list[dict[str, Any]]) -> bytearray:
+    rows = bytearray()
+    for given in parameters:
+        known = dict(zip("abc", PRIORS[given["kind"]], strict=True)) | {"kind": cpu.PRIORS.split().index(given["kind"])}
+        for field in cpu.FIELDS.split():
+            name, letter = field.split(":")
+            value = known.get(name, given.get(name, 0))
+            rows += struct.pack("=" + letter, value.ctypes.data if isinstance(value, np.ndarray) else value)
+    return rows
+
+
+def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, list[Array]]:
+    """What every kernel makes of the parameters."""
+    results: dict[str, list[Array]] = {}
+
+    def call(kernel: str, own: float, outputs: list[str]) -> None:
+        number = getattr(cpu, kernel)(table(cpu, parameters), threads, SEED, STEP, DRAW, own)
+        results[kernel] = [np.array([number]), *(given[name].copy() for given in parameters for name in outputs)]
+
+    call("draw", 0.0, ["w"])
+    call("backward", 0.7, ["gmu", "grho"])
+    for given in parameters:  # the gradients of mu may overwrite those of w
+        given["gmu"] = given["gw"]
+    call("backward", -0.7, ["gmu", "grho"])
+    call("variance", 0.0, ["w"])
+    call("signs", 0.0, ["w"])
+    for given in parameters:
+        given["w"] = memory(given["n"], given["w"].dtype, MANY)
+    call("normal", MANY, ["w"])
+    call("draws", MANY, ["w"])
+    return results
+
+
+def main(path: str, results: str) -> None:
+    cpu, found = extension(path), dict[str, Array]()
+    for number, (dtype, kind, rest) in enumerate(itertools.product(TYPES, PRIORS, FORMS)):
+        form = dtype, kind, *rest
+        all_together = [parameter(n, *form) for n in [*SIZES, *SIZES]]  # enough for several threads
+        alone = [parameter(n, *form) for n in SIZES]
+        outputs = {str(given["n"]): run(cpu, [given], 1) for given in alone} | {"all": run(cpu, all_together, 3)}
+        for case, kernels in outputs.items():
+            for kernel, arrays in kernels.items():
+                found[f"{np.dtype(dtype).name} {number} {case} {kernel}"] = np.concatenate(arrays).astype(np.float64)
+    for bad in (float("nan"), float("inf"), -1e300):  # own: a gradient that is not finite
+        cpu.backward(table(cpu, [parameter(33, np.float32, "NORMAL", False, "none")]), 1, 0, 0, 0, bad)
+    np.savez(results, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
