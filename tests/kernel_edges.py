@@ -16,9 +16,17 @@ import numpy as np
 SIZES = [0, 1, 31, 32, 33, 255, 256, 257, 8191, 8192, 8193]
 TYPES = [np.float32, np.float64]
 SEED, STEP, DRAW, MANY = 2**40 + 7, 2**31 + 5, 2**32 - 2, 3  # the counter of the draws wraps around
-PRIORS = {"NONE": (0, 0, 0), "NORMAL": (0.3, 0, 0), "MIXTURE": (0.25, 1.0, 0.1), "LAPLACE": (0.2, 0, 0)}
-FORMS = [(False, "none"), (True, "some"), (False, "all")]  # whether there is a centre, and which weights are constant
-POINTERS = ["mu", "rho", "centre", "w", "gw", "gmu", "grho"]
+PRIORS = {
+    "NONE": (0, 0, 0),
+    "NORMAL": (0.3, 0, 0),
+    "MIXTURE": (0.25, 1.0, 0.1),
+    "LAPLACE": (0.2, 0, 0),
+    "NORMAL_KL": (0.3, 0, 0),
+}
+# Whether there is all that may be left out (a centre, gradients of means and variances, deviations in place of weights),
+# and which weights are constant.
+FORMS = [(False, "none"), (True, "some"), (True, "none"), (False, "all")]
+POINTERS = ["mu", "rho", "centre", "w", "gw", "gm", "gv", "gmu", "grho"]
 Array = np.ndarray[Any, Any]
 
 
@@ -36,17 +44,17 @@ def memory(n: int, dtype: Any, many: int = 1) -> Array:
     return np.full(many * n + 1, np.nan, dtype)[1:]
 
 
-def parameter(n: int, dtype: Any, kind: str, centred: bool, constants: str) -> dict[str, Any]:
+def parameter(n: int, dtype: Any, kind: str, full: bool, constants: str) -> dict[str, Any]:
     """One parameter with all that a kernel reads and writes."""
     generator = np.random.default_rng(n)
     arrays = {name: memory(n, dtype) for name in POINTERS}
-    for name in ("mu", "centre", "gw"):
+    for name in ("mu", "centre", "gw", "gm", "gv"):
         arrays[name][:] = generator.standard_normal(n)
     arrays["rho"][:] = generator.uniform(-7, 3, n)
     arrays["rho"][{"none": slice(0, 0), "some": slice(0, None, 3), "all": slice(None)}[constants]] = -1e30
-    if not centred:
-        del arrays["centre"]
-    return {"n": n, "wide": dtype is np.float64, "kind": kind, "stream": 4 * n + 1, **arrays}
+    if not full:
+        del arrays["centre"], arrays["gm"], arrays["gv"]
+    return {"n": n, "wide": dtype is np.float64, "kind": kind, "stream": 4 * n + 1, "deviates": full, **arrays}
 
 
 def table(cpu: Any, parameters: list[dict[str, Any]]) -> bytearray:
