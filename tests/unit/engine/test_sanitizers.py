@@ -46,7 +46,8 @@ def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_sa
     wrong = execute(["-c", WRONG, str(EDGES.parent), str(tmp_path / "plain.so")], environment)
     assert "AddressSanitizer: heap-buffer-overflow" in wrong.stderr, "the sanitizers see nothing"
     plain = found.pop("plain")
-    assert len(plain) == 2 * 4 * 3 * (len(kernel_edges.SIZES) + 1) * 6
+    forms = len(kernel_edges.TYPES) * len(kernel_edges.PRIORS) * len(kernel_edges.FORMS)
+    assert len(plain) == forms * (len(kernel_edges.SIZES) + 1) * 6
     for name, results in found.items():
         assert results.keys() == plain.keys()
         for case, expected in plain.items():
