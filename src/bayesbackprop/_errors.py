@@ -1,17 +1,24 @@
 """One form for every error a user can cause: which parameter, of what, must be what, and what it got."""
 
 import math
+import os
 import reprlib
-from collections.abc import Sequence
-from numbers import Real
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 120
+
+# Counts and seeds stay below this, so that they fit a signed 64-bit integer wherever they are stored.
+INT64 = 2**63
 
 
 def invalid(parameter: str, owner: str, constraint: str, got: object) -> ValueError:
@@ -21,8 +28,7 @@ def invalid(parameter: str, owner: str, constraint: str, got: object) -> ValueEr
         >>> print(invalid("sigma1", "ScaleMixture", "a float in (0, inf)", -1))
         The 'sigma1' parameter of ScaleMixture must be a float in (0, inf). Got -1 instead.
     """
-    shown = got if isinstance(got, Described) else _short.repr(got)
-    return ValueError(f"The '{parameter}' parameter of {owner} must be {constraint}. Got {shown} instead.")
+    return ValueError(f"The '{parameter}' parameter of {owner} must be {constraint}. Got {_shown(got)} instead.")
 
 
 class Described(str):
@@ -34,18 +40,52 @@ def tensor_shape(value: Tensor) -> Described:
     return Described(f"a tensor of shape {list(value.shape)} and type {value.dtype}")
 
 
-def check_positive(owner: str, **values: object) -> None:
-    """Refuse whatever is not a finite number above 0."""
-    for name, value in values.items():
-        if not _is_number(value) or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
-            raise invalid(name, owner, "a float in (0, inf)", value)
+def check_positive(owner: str, **values: object) -> dict[str, float]:
+    """Refuse whatever is not a finite number above 0.
+
+    Like the other checks of numbers it takes numpy's as well, and returns what it was given as Python's own by name.
+    """
+    return _floats(owner, values, "a float in (0, inf)", lambda number: 0 < number < math.inf)
 
 
-def check_not_negative(owner: str, **values: object) -> None:
+def check_not_negative(owner: str, **values: object) -> dict[str, float]:
     """Refuse whatever is not a finite number of at least 0."""
+    return _floats(owner, values, "a float in [0, inf)", lambda number: 0 <= number < math.inf)
+
+
+def check_probability(owner: str, **values: object) -> dict[str, float]:
+    """Refuse whatever is not a number in [0, 1]."""
+    return _floats(owner, values, "a float in [0, 1]", lambda number: 0 <= number <= 1)
+
+
+def check_count(owner: str, *, least: int = 1, below: int | None = None, **values: object) -> dict[str, int]:
+    """Refuse whatever is not an int of at least ``least``, and ``below`` a limit: that of 64 bits unless given."""
     for name, value in values.items():
-        if not _is_number(value) or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
-            raise invalid(name, owner, "a float in [0, inf)", value)
+        number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else least - 1
+        end = INT64 if below is None and number >= INT64 else below
+        if number < least or (end is not None and number >= end):
+            raise invalid(name, owner, f"an int in [{least}, {'inf' if end is None else end})", value)
+    return {name: int(value) for name, value in values.items()}  # type: ignore[call-overload]
+
+
+def check_seed(owner: str, **values: object) -> dict[str, int]:
+    """Refuse whatever is not a seed: an int that fits a signed 64-bit integer, wherever it is stored."""
+    return check_count(owner, least=0, below=INT64, **values)
+
+
+def check_flag(owner: str, **values: object) -> dict[str, bool]:
+    """Refuse whatever is neither True nor False."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise invalid(name, owner, "True or False", value)
+    return {name: bool(value) for name, value in values.items()}
+
+
+def check_choice(owner: str, options: Sequence[str], **values: object) -> None:
+    """Refuse whatever is none of ``options``."""
+    for name, value in values.items():
+        if not isinstance(value, str) or value not in options:
+            raise invalid(name, owner, f"one of {list(options)}", value)
 
 
 def check_callable(owner: str, **values: object) -> None:
@@ -55,18 +95,34 @@ def check_callable(owner: str, **values: object) -> None:
             raise invalid(name, owner, "a function", value)
 
 
-def check_probability(owner: str, **values: object) -> None:
-    """Refuse whatever is not a number in [0, 1]."""
+def check_text(owner: str, **values: object) -> None:
+    """Refuse whatever is not text."""
     for name, value in values.items():
-        if not _is_number(value) or not 0 <= float(value) <= 1:  # type: ignore[arg-type]
-            raise invalid(name, owner, "a float in [0, 1]", value)
+        if not isinstance(value, str):
+            raise invalid(name, owner, "a str", value)
 
 
-def check_count(owner: str, *, least: int = 1, **values: object) -> None:
-    """Refuse whatever is not an int of at least ``least``."""
+def check_path(owner: str, **values: object) -> None:
+    """Refuse whatever is not a path."""
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise invalid(name, owner, f"an int in [{least}, inf)", value)
+        if not isinstance(value, str | os.PathLike):
+            raise invalid(name, owner, "a path", value)
+
+
+def check_list(owner: str, **values: object) -> Sequence[Any]:
+    """Refuse whatever is neither a sequence, a tensor nor an array with at least one dimension; the last of them."""
+    for name, value in values.items():
+        many = value.ndim if isinstance(value, Tensor | np.ndarray) else isinstance(value, Sequence)
+        if not many or isinstance(value, str | bytes):
+            raise invalid(name, owner, "a list", value)
+    return value  # type: ignore[return-value]
+
+
+def check_type(owner: str, kind: Any, constraint: str, **values: object) -> None:
+    """Refuse whatever is not of ``kind``, which ``constraint`` describes."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise invalid(name, owner, constraint, value)
 
 
 def check_finite(parameter: str, owner: str, value: Tensor) -> None:
@@ -104,5 +160,36 @@ def check_batch(parameter: str, owner: str, tensors: Sequence[Tensor]) -> None:
         check_finite(parameter, owner, tensor.clamp(min=-1) if number and tensor.is_floating_point() else tensor)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
+    """Refuse a module of which each rank holds a part alone: the parts of a DTensor would be taken for the whole."""
+    # Who has sharded a module has imported these.
+    tensors, fsdp = (sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "fsdp"))
+    kinds = tuple(kind for kind in (getattr(tensors, "DTensor", None), getattr(fsdp, "FSDPModule", None)) if kind)
+    for name, value in (*module.named_modules(), *module.named_parameters()):
+        if isinstance(value, kinds):
+            constraint = "whole on each rank (fully_shard is not supported: use DistributedDataParallel)"
+            raise invalid(parameter, owner, constraint, Described(f"one of which '{name}' is sharded"))
+
+
+def _floats(
+    owner: str, values: Mapping[str, object], constraint: str, allows: Callable[[float], bool]
+) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        number = math.nan
+        if isinstance(value, Real) and not isinstance(value, bool):
+            with suppress(OverflowError):  # an int beyond all floats stays NaN, which no range has
+                number = float(value)
+        if not allows(number):
+            raise invalid(name, owner, constraint, value)
+        numbers[name] = number
+    return numbers
+
+
+def _shown(got: object) -> str:
+    if isinstance(got, Described):
+        return got
+    try:
+        return _short.repr(got)
+    except ValueError:  # Python prints no int of more than 4300 digits
+        return f"a {type(got).__name__} that is too large to print"

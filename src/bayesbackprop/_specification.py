@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from torch import nn
 
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator, has_rule
-from bayesbackprop._errors import Described, invalid
+from bayesbackprop._errors import Described, check_choice, invalid
 from bayesbackprop.priors import Prior
 
 T = TypeVar("T")
@@ -44,7 +44,8 @@ def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -
     if not isinstance(spec, Mapping):
         return dict.fromkeys(names, spec)
     for pattern in spec:
-        if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
+        matches = isinstance(pattern, str) and any(fnmatchcase(name, pattern) for name in names)
+        if pattern not in names and not matches:
             constraint = f"a mapping whose names or patterns match Bayesian parameters, which are {names}"
             raise invalid(parameter, "Bayesian", constraint, pattern)
     values: dict[str, T] = {}
@@ -83,8 +84,7 @@ def specify(
             raise invalid("prior", "Bayesian", f"a Prior for '{name}', such as ScaleMixture()", value)
     wanted: dict[str, Estimator] = per_parameter(estimator, names, "estimator")
     for rule in wanted.values():
-        if rule not in ESTIMATORS:
-            raise invalid("estimator", "Bayesian", f"one of {list(ESTIMATORS)}", rule)
+        check_choice("Bayesian", ESTIMATORS, estimator=rule)
 
     entries: list[Specification] = []
     for name, parameter in parameters.items():

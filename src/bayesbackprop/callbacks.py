@@ -18,7 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from bayesbackprop._errors import Described, check_count, check_probability, invalid, tensor_shape
+from bayesbackprop._errors import (
+    Described,
+    check_callable,
+    check_count,
+    check_path,
+    check_probability,
+    check_text,
+    check_type,
+    invalid,
+    tensor_shape,
+)
 from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
 from bayesbackprop.model import Bayesian
 from bayesbackprop.training import Callback, Record, Run
@@ -43,9 +53,15 @@ class Checkpoint(Callback):
     def __init__(
         self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None, every: int | None = None
     ) -> None:
+        check_path("Checkpoint", path=path)
+        check_type("Checkpoint", Mapping | None, "None, or a mapping that JSON can hold", about=about)
         if every is not None:
-            check_count("Checkpoint", every=every)
-        self.path, self.about, self.every = Path(path), dict(about or {}), every
+            every = check_count("Checkpoint", every=every)["every"]
+        try:  # as a file will give it back
+            self.about: dict[str, Any] = json.loads(json.dumps(dict(about or {})))
+        except (TypeError, ValueError) as error:
+            raise invalid("about", "Checkpoint", "None, or a mapping that JSON can hold", about) from error
+        self.path, self.every = Path(path), every
 
     def restore(self, run: Run) -> None:
         stateful = [each for each in run.callbacks if type(each).state_dict is not Callback.state_dict]
@@ -125,6 +141,8 @@ class Best(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str], monitor: str = "validation_nll") -> None:
+        check_path("Best", path=path)
+        check_text("Best", monitor=monitor)
         self.path, self.monitor = Path(path), monitor
 
     def on_epoch(self, run: Run) -> None:
@@ -137,6 +155,7 @@ class Best(Callback):
 
     def load(self, objective: nn.Module) -> int:
         """Give ``objective``, or the ``Bayesian`` that was fitted, these parameters; the epoch they are of."""
+        check_type("Best.load", nn.Module, "the objective or the Bayesian that was fitted", objective=objective)
         tensors, metadata = read_checkpoint(self.path)
         state: dict[str, Any] = {**under("objective", tensors), **metadata.get("objective", {})}
         # A Bayesian was trained as the model of a FreeEnergy.
@@ -148,8 +167,8 @@ class EarlyStopping(Callback):
     """Ends a run after ``patience`` epochs without a new lowest value of ``monitor``."""
 
     def __init__(self, monitor: str = "validation_nll", patience: int = 5) -> None:
-        check_count("EarlyStopping", patience=patience)
-        self.monitor, self.patience = monitor, patience
+        check_text("EarlyStopping", monitor=monitor)
+        self.monitor, self.patience = monitor, check_count("EarlyStopping", patience=patience)["patience"]
 
     def on_start(self, run: Run) -> None:
         if run.history:
@@ -174,7 +193,7 @@ class Averaging(Callback):
     name = "average"
 
     def __init__(self, factor: float) -> None:
-        check_probability("Averaging", factor=factor)
+        factor = check_probability("Averaging", factor=factor)["factor"]
         if factor == 1:
             raise invalid("factor", "Averaging", "below 1, where the average would never move", factor)
         self.factor = factor
@@ -239,6 +258,8 @@ class Progress(Callback):
     """
 
     def __init__(self, title: str = "training", describe: Callable[[Record], str] = _measured) -> None:
+        check_text("Progress", title=title)
+        check_callable("Progress", describe=describe)
         self._title, self._describe = title, describe
         self._console: Any = None
         self._live: Any = None
@@ -289,6 +310,7 @@ class Records(Callback):
     """Keeps the records of a run in a file, a line of JSON for each epoch."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        check_path("Records", path=path)
         self.path = Path(path)
 
     def on_start(self, run: Run) -> None:
@@ -305,6 +327,7 @@ class TensorBoard(Callback):
     """Writes the records for TensorBoard into ``folder``."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        check_path("TensorBoard", folder=folder)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

@@ -49,13 +49,14 @@ def minibatch_weights(scheme: str | Sequence[float] | Tensor, n: int, batch_size
     A sequence may leave out a short last minibatch, as ``DataLoader(drop_last=True)`` does.
     """
     owner, known = "FreeEnergy", "'uniform', 'geometric' or a sequence that sums to 1"
+    if batch_size is not None:
+        check_count(owner, batch_size=batch_size)
     if isinstance(scheme, str) and scheme == "uniform":
         return None
     if isinstance(scheme, str) and scheme != "geometric":
         raise invalid("minibatch_weights", owner, known, scheme)
     if batch_size is None:
         raise invalid("batch_size", owner, "given where the minibatch weights are not uniform", None)
-    check_count(owner, batch_size=batch_size)
     if batch_size > n:
         raise invalid("batch_size", owner, f"at most n={n}", batch_size)
     full, short = divmod(n, batch_size)
@@ -64,7 +65,7 @@ def minibatch_weights(scheme: str | Sequence[float] | Tensor, n: int, batch_size
         return geometric(batches)
     try:
         weights = torch.as_tensor(scheme, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise invalid("minibatch_weights", owner, known, scheme) from error
     if weights.dim() == 0:
         raise invalid("minibatch_weights", owner, known, scheme)

@@ -89,7 +89,7 @@ def calibration(prediction: Predictive | Tensor, labels: Tensor, bins: int = BIN
         >>> calibration(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]), bins=1).ece  # .75 against .5
         0.25
     """
-    check_count("calibration", bins=bins)
+    bins = check_count("calibration", bins=bins)["bins"]
     probs = _probabilities(prediction, labels, "calibration")
     confidence, predicted = probs.max(1)
     bin_of = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)

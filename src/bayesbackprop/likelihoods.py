@@ -13,10 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions, nn
 
-from bayesbackprop._errors import Described, check_callable, check_positive, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_callable, check_positive, check_text, invalid, tensor_shape
 from bayesbackprop.posterior import log_softplus, softplus
 
 _LOG_2PI = math.log(2 * math.pi)
+
+# The noise of a Gaussian is larger, and its inverse too: their squares must be floats.
+_SMALLEST = 1e-150
 
 # Never the index of a class: so that none is ignored.
 _NO_INDEX = -(2**63)
@@ -119,7 +122,10 @@ class Bernoulli(Likelihood):
     def _cross_entropy(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         _check_output(self, output)
         _check_target(self, target, tuple(output.shape))
-        if not torch.compiler.is_compiling() and target.numel() and not bool(((target == 0) | (target == 1)).all()):
+        known = not target.is_complex() and (
+            torch.compiler.is_compiling() or bool(((target == 0) | (target == 1)).all())
+        )
+        if not known:
             raise invalid("target", "Bernoulli", "made of 0 and 1", tensor_shape(target))
         return F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction=reduction)
 
@@ -146,12 +152,15 @@ class Gaussian(Likelihood):
 
     def __init__(self, noise: float | Literal["learnt", "per-input"] = "learnt", *, initial: float = 1.0) -> None:
         super().__init__()
-        check_positive("Gaussian", initial=initial)
-        if isinstance(noise, str):
-            if noise not in ("learnt", "per-input"):
-                raise invalid("noise", "Gaussian", "a float in (0, inf), 'learnt' or 'per-input'", noise)
-        else:
-            check_positive("Gaussian", noise=noise)
+        initial = check_positive("Gaussian", initial=initial)["initial"]
+        if not isinstance(noise, str):
+            noise = check_positive("Gaussian", noise=noise)["noise"]
+            if not _SMALLEST < noise < 1 / _SMALLEST:
+                raise invalid(
+                    "noise", "Gaussian", f"in ({_SMALLEST}, {1 / _SMALLEST}), where its square is a float", noise
+                )
+        elif noise not in ("learnt", "per-input"):
+            raise invalid("noise", "Gaussian", "a float in (0, inf), 'learnt' or 'per-input'", noise)
         self.noise = noise
         self.has_slope = type(self).has_slope and not isinstance(noise, str)
         self.log_noise = nn.Parameter(torch.tensor(math.log(initial))) if noise == "learnt" else None
@@ -218,6 +227,7 @@ class LogLikelihood(Likelihood):
         check_callable("LogLikelihood", function=function)
         if predictive is not None:
             check_callable("LogLikelihood", predictive=predictive)
+        check_text("LogLikelihood", name=name)
         self.function = function
         self.predictive = predictive
         self.name = name
@@ -257,14 +267,15 @@ def from_description(description: dict[str, Any]) -> Likelihood | None:
 
 
 def _check_output(likelihood: Likelihood, output: object, least_dims: int = 1) -> None:
-    if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < least_dims:
+    is_float = isinstance(output, Tensor) and output.is_floating_point() and output.layout is torch.strided
+    if not is_float or output.dim() < least_dims or 0 in output.shape:  # type: ignore[attr-defined]
         shape = "[B, C, ...]" if least_dims == 2 else "[B, ...]"
         got = tensor_shape(output) if isinstance(output, Tensor) else Described(f"a {type(output).__name__}")
         raise invalid("output", type(likelihood).__name__, f"a float tensor of shape {shape}", got)
 
 
 def _check_target(likelihood: Likelihood, target: object, shape: tuple[int, ...]) -> None:
-    if not isinstance(target, Tensor) or tuple(target.shape) != shape:
+    if not isinstance(target, Tensor) or tuple(target.shape) != shape or target.layout is not torch.strided:
         got = tensor_shape(target) if isinstance(target, Tensor) else Described(f"a {type(target).__name__}")
         raise invalid(
             "target", type(likelihood).__name__, f"a tensor of shape {list(shape)}, as the output has it", got

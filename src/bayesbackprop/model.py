@@ -11,28 +11,26 @@ from torch.utils._pytree import tree_map
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, lock
 from bayesbackprop._engine import draws as draw_weights
 from bayesbackprop._errors import (
+    INT64,
     Described,
     check_batch,
     check_callable,
     check_count,
+    check_flag,
     check_not_negative,
-    check_positive,
+    check_seed,
+    check_type,
+    check_whole,
     invalid,
     tensor_shape,
     tensors_of,
 )
 from bayesbackprop._specification import Select, Specification, per_parameter, print_specifications, specify
 from bayesbackprop.likelihoods import Likelihood
-from bayesbackprop.noise import Key, Word
+from bayesbackprop.noise import WORDS, Key, Word
 from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
-from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, predictive
-from bayesbackprop.priors import Prior, ScaleMixture
-
-# Seeds stay below this so that they fit a signed 64-bit integer wherever they are stored.
-_SEEDS = 2**63
-
-# Steps and draws are words of the counter of the noise.
-_WORDS = 2**32
+from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, has_hooks, predicting, predictive
+from bayesbackprop.priors import Prior, ScaleMixture, check_range
 
 
 class Bayesian(nn.Module):
@@ -82,19 +80,20 @@ class Bayesian(nn.Module):
         _check_net(net)
         if select is not None:
             check_callable("Bayesian", select=select)
-        if not isinstance(likelihood, Likelihood):
-            raise invalid("likelihood", "Bayesian", "a Likelihood, such as Categorical() or Gaussian(0.1)", likelihood)
+        check_flag("Bayesian", normalisation=normalisation)
+        known = "a Likelihood, such as Categorical() or Gaussian(0.1)"
+        check_type("Bayesian", Likelihood, known, likelihood=likelihood)
         self.net = net
         self.likelihood = likelihood
         self.plan: list[Specification] = specify(
             net, ScaleMixture() if prior is None else prior, estimator, select, normalisation
         )
+        self._check_priors()
         self._rules = _rules(self.plan)
         names = [entry.name for entry in self.plan if entry.prior is not None]
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
         self.centre = Mirror(_centres(net, names, centre))
-        if seed is None:
-            seed = int(torch.randint(_SEEDS - 1, ()))
+        seed = int(torch.randint(INT64 - 1, ())) if seed is None else check_seed("Bayesian", seed=seed)["seed"]
         # In the state_dict, so that a run resumes with its own noise.
         self.register_buffer("_seed", torch.zeros((), dtype=torch.int64))
         self.seed = seed
@@ -108,8 +107,8 @@ class Bayesian(nn.Module):
 
     @seed.setter
     def seed(self, seed: int) -> None:
-        self._seed_number = _checked_seed(seed)
-        self._seed.fill_(seed)
+        self._seed_number = check_seed("Bayesian", seed=seed)["seed"]
+        self._seed.fill_(self._seed_number)
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
 
@@ -142,10 +141,9 @@ class Bayesian(nn.Module):
             >>> [group["weight_decay"] for group in optimiser.param_groups]
             [0.0001, 0.0]
         """
-        check_not_negative("Bayesian.param_groups", weight_decay=weight_decay)
-        for name, rate in (("lr", lr), ("rho_lr", rho_lr)):
-            if rate is not None:
-                check_not_negative("Bayesian.param_groups", **{name: rate})
+        rates = {name: rate for name, rate in (("lr", lr), ("rho_lr", rho_lr)) if rate is not None}
+        checked = check_not_negative("Bayesian.param_groups", weight_decay=weight_decay, **rates)
+        lr, rho_lr, weight_decay = checked.get("lr"), checked.get("rho_lr"), checked["weight_decay"]
         parts = (
             (self.net, lr, weight_decay),
             (self.rho, lr if rho_lr is None else rho_lr, 0.0),
@@ -209,30 +207,32 @@ class Bayesian(nn.Module):
                 independent and is then not exact; ``"flipout"``; or a mapping of name patterns.
             **kwargs: What the network takes.
         """
-        check_count("Bayesian.predict", draws=draws, memory=memory)
+        memory, draws = check_count("Bayesian.predict", memory=memory)["memory"], _checked_draws("predict", draws)
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
-        if estimator in (None, "shared"):
+        if estimator is None or (isinstance(estimator, str) and estimator == "shared"):
             engine = self._engine("shared", {})
         else:
             names = list(self.engine().parameters.by_name)
             entries = specify(self.net, ScaleMixture(), estimator, lambda name, _: name in names, normalisation=True)
             engine = self._make_engine(_rules(entries))
         call = (key, draws, memory, args, kwargs)
-        with evaluating(self.net):
+        # A fully connected network is made of torch's own modules, on which only a hook can leave anything.
+        quick = estimator is None and len(engine.executors) > 1 and not has_hooks(self.net)
+        with evaluating(self.net) if quick else predicting("Bayesian.predict", self.net, args, kwargs):
             outputs = engine.first("outputs", *call) if estimator is None else engine.any_module.outputs(*call)
         return predictive(self.likelihood, outputs, draws)
 
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
         """The prediction of the network at the posterior mean alone."""
         check_batch("inputs", "Bayesian.predict_mean", tensors_of((args, kwargs)))
-        with evaluating(self.net):
+        with predicting("Bayesian.predict_mean", self.net, args, kwargs):
             outputs = tree_map(lambda output: output.unsqueeze(0), self.net(*args, **kwargs))
         return predictive(self.likelihood, outputs, 1)
 
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
         """A fixed ensemble of ``draws`` weight draws, kept in memory and used again for every prediction."""
-        check_count("Bayesian.ensemble", draws=draws)
+        draws = _checked_draws("ensemble", draws)
         parameters = self.engine().parameters
         weights = draw_weights(parameters, self._key(0, 0, seed), draws)
         return Ensemble(self.net, self.likelihood, dict(zip(parameters.by_name, weights, strict=True)))
@@ -254,18 +254,24 @@ class Bayesian(nn.Module):
             return engine
 
     def _make_engine(self, rules: dict[str, Estimator]) -> Engine:
+        if not torch.compiler.is_compiling():
+            check_whole("net", "Bayesian", self)
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
         return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules)
 
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
-        for name, word in (("step", step), ("index", index)):
-            if not isinstance(word, Tensor) and not (type(word) is int and 0 <= word < _WORDS):
-                raise invalid(name, "Bayesian.draw", f"an int in [0, {_WORDS})", word)
-        return Key(self.seed if seed is None else _checked_seed(seed), step, index)
+        words = {name: _checked_word(name, word) for name, word in (("step", step), ("index", index))}
+        return Key(self.seed if seed is None else check_seed("Bayesian", seed=seed)["seed"], *words.values())
+
+    def _check_priors(self) -> None:
+        for entry in self.plan:
+            if entry.prior is not None:
+                check_range(entry.prior, self.net.get_parameter(entry.name).dtype, entry.name)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Bayesian":
         """What ``.half()`` and the like go through: the rho of constant weights stays finite in a narrower type."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._check_priors()
         with torch.no_grad():
             for rho in self.rho.parameters():
                 rho.clamp_(min=constant_rho(rho.dtype))
@@ -292,19 +298,33 @@ def _rules(entries: list[Specification]) -> dict[str, Estimator]:
     return {entry.name: entry.estimator for entry in entries if entry.estimator and entry.estimator != "shared"}
 
 
-def _checked_seed(seed: int) -> int:
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < _SEEDS:
-        raise invalid("seed", "Bayesian", f"an int in [0, {_SEEDS})", seed)
-    return seed
+def _checked_draws(method: str, draws: int) -> int:
+    """How many draws there are to be: each has a word of the counter of the noise."""
+    if type(draws) is int and 0 < draws < WORDS:  # the usual case, and quick
+        return draws
+    check_count(f"Bayesian.{method}", draws=draws)
+    return check_count(f"Bayesian.{method}", below=WORDS, draws=draws)["draws"]
+
+
+def _checked_word(name: str, word: Word) -> Word:
+    """A step or a draw, as a word of the counter of the noise."""
+    if not isinstance(word, Tensor):
+        if type(word) is int and 0 <= word < WORDS:  # the usual case, and quick
+            return word
+        return check_count("Bayesian.draw", least=0, below=WORDS, **{name: word})[name]
+    if word.dtype != torch.int64 or word.dim():
+        raise invalid(name, "Bayesian.draw", "an int, or a tensor of one int64", tensor_shape(word))
+    return word
 
 
 def _adopt_seed(model: Bayesian, _: Any) -> None:
-    model._seed_number = int(model._seed)
+    model._seed_number = check_seed("Bayesian", seed=int(model._seed))["seed"]
 
 
 def _check_net(net: object) -> None:
     if not isinstance(net, nn.Module):
         raise invalid("net", "Bayesian", "a torch.nn.Module", net)
+    check_whole("net", "Bayesian", net)
     if any(isinstance(module, Bayesian) for module in net.modules()):
         raise invalid("net", "Bayesian", "a network that has not been wrapped yet", Described("a Bayesian inside it"))
     for name, parameter in net.named_parameters():
@@ -321,8 +341,6 @@ def _initial_rhos(
     rhos: dict[str, Tensor] = {}
     each: dict[str, InitialSigma] = per_parameter(sigma, names, "sigma")
     for name, value in each.items():
-        if not callable(value):
-            check_positive("Bayesian", sigma=value)
         mu = net.get_parameter(name)
         rho = initial_rho(mu, value).detach()
         if rho.shape != mu.shape or not bool(rho.isfinite().all()):
@@ -341,14 +359,15 @@ def _centres(
 ) -> dict[str, Tensor]:
     if centre is None:
         return {}
-    if centre == "net":
+    if isinstance(centre, str) and centre == "net":
         return {name: net.get_parameter(name).detach().clone() for name in names}
     if not isinstance(centre, Mapping) or not set(names) <= set(centre) <= set(net.state_dict()):
         raise invalid("centre", "Bayesian", f"None, 'net' or a mapping with a tensor for each of {names}", centre)
     chosen: dict[str, Tensor] = {}
     for name in names:
         mu, given = net.get_parameter(name), centre[name]
-        if not isinstance(given, Tensor) or given.shape != mu.shape or not bool(given.isfinite().all()):
+        fits = isinstance(given, Tensor) and given.shape == mu.shape and not given.is_complex()
+        if not fits or not bool(given.isfinite().all()):
             got = tensor_shape(given) if isinstance(given, Tensor) else given
             raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", got)
         chosen[name] = given.detach().to(mu).clone()

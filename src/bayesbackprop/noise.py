@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayesbackprop._errors import invalid
+
 # The constants of Philox4x32: two multipliers and two Weyl increments (golden ratio, sqrt(3)-1) for the key.
 _MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -29,6 +31,10 @@ _MASK = 0xFFFFFFFF
 
 # Numbers are laid out in groups of LANES blocks of 4, so that a vector unit of 8 lanes fills 32 neighbours at once.
 LANES = 8
+
+# Words of the counter, of which steps and draws have one each, and numbers of one tensor: beyond, noise would repeat.
+WORDS = 2**32
+LARGEST = 4 * WORDS
 
 Word = int | Tensor  # a 32-bit word, kept in a Python int or an int64 tensor so that one code serves both
 
@@ -51,6 +57,12 @@ class Key(NamedTuple):
     seed: int
     step: Word = 0
     draw: Word = 0
+
+
+def check_size(shape: tuple[int, ...]) -> None:
+    """Refuse to make more numbers for one tensor than there are: the rest would be the first again."""
+    if math.prod(shape) > LARGEST:
+        raise invalid("shape", "noise", f"that of a tensor of at most {LARGEST} numbers", shape)
 
 
 def stream(parameter: int, role: Role) -> int:
@@ -104,6 +116,7 @@ def philox(counter: tuple[Word, Word, Word, Word], seed: int) -> tuple[Word, Wor
 
 
 def _words(shape: tuple[int, ...], key: Key, stream: int, device: torch.device) -> list[Tensor]:
+    check_size(shape)
     groups = -(-math.prod(shape) // (4 * LANES))
     block = torch.arange(groups * LANES, device=device)
     words = philox((block, stream, key.step, key.draw), key.seed)

@@ -12,12 +12,16 @@ batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+from types import FrameType
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bayesbackprop._engine import refuse_checkpointed_objective
 from bayesbackprop._errors import (
@@ -25,13 +29,17 @@ from bayesbackprop._errors import (
     check_batch,
     check_count,
     check_finite,
+    check_flag,
     check_not_negative,
+    check_type,
+    check_whole,
     invalid,
+    tensor_shape,
     tensors_of,
 )
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.model import Bayesian
-from bayesbackprop.noise import Word
+from bayesbackprop.noise import WORDS, Word
 
 _OWNER = "FreeEnergy"
 
@@ -56,9 +64,19 @@ class Cost(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(cls, likelihood: Tensor, complexity: Tensor, complexity_weight: float | Tensor) -> "Cost":
+        for name, part in (("likelihood", likelihood), ("complexity", complexity)):
+            if not isinstance(part, Tensor) or part.dim() or not part.is_floating_point():
+                got = tensor_shape(part) if isinstance(part, Tensor) else part
+                raise invalid(name, "Cost", "a float tensor without dimensions", got)
         if isinstance(complexity_weight, Tensor):
+            if complexity_weight.dim():
+                constraint = "a number, or a tensor without dimensions"
+                raise invalid("complexity_weight", "Cost", constraint, tensor_shape(complexity_weight))
             total = likelihood + complexity_weight.to(complexity) * complexity
         else:
+            if type(complexity_weight) is not float or not 0 <= complexity_weight < math.inf:
+                checked = check_not_negative("Cost", complexity_weight=complexity_weight)
+                complexity_weight = checked["complexity_weight"]
             total = torch.add(likelihood, complexity, alpha=complexity_weight)
         cost = total.as_subclass(cls)
         cost.likelihood, cost.complexity, cost._weight = likelihood, complexity, complexity_weight
@@ -105,6 +123,8 @@ class FreeEnergy(nn.Module):
         temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold".
         warmup: Steps over which the complexity rises linearly to its full weight.
         step: Steps taken before, from which the noise and the warm-up go on.
+        own_averaging: Where several processes train, whether you average their gradients yourself. If not, each step
+            must be a call of the ``DistributedDataParallel`` that holds this module: else the ranks would drift apart.
 
     Examples:
         >>> from bayesbackprop import Gaussian
@@ -128,25 +148,24 @@ class FreeEnergy(nn.Module):
         temperature: float = 1.0,
         warmup: int = 0,
         step: int = 0,
+        own_averaging: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(model, Bayesian):
-            raise invalid("model", _OWNER, "a Bayesian", model)
-        check_count(_OWNER, n=n, draws=draws)
-        check_count(_OWNER, least=0, warmup=warmup, step=step)
-        check_not_negative(_OWNER, temperature=temperature)
-        if complexity not in ("sampled", "closed"):
+        check_type(_OWNER, Bayesian, "a Bayesian", model=model)
+        self.n, self.draws = check_count(_OWNER, n=n, draws=draws).values()
+        self.warmup, step = check_count(_OWNER, least=0, warmup=warmup, step=step).values()
+        # Each step, and each draw of it, has a word of the counter of the noise.
+        check_count(_OWNER, least=0, below=WORDS, draws=draws, step=step)
+        self.temperature = check_not_negative(_OWNER, temperature=temperature)["temperature"]
+        if not isinstance(complexity, str) or complexity not in ("sampled", "closed"):
             raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
+        self.own_averaging = check_flag(_OWNER, own_averaging=own_averaging)["own_averaging"]
         self.model = model
-        self.n = n
-        self.draws = draws
         self.complexity = complexity
-        self.temperature = temperature
-        self.warmup = warmup
         self.batch_size = batch_size
         # The noise and the warm-up depend on it: it is part of the state_dict, so that a run can be resumed.
         self.register_buffer("step", torch.tensor(step))
-        self.register_buffer("_pi", checked_weights(minibatch_weights, n, batch_size), persistent=False)
+        self.register_buffer("_pi", checked_weights(minibatch_weights, self.n, batch_size), persistent=False)
         self._pi: Tensor | None
         if complexity == "closed":
             with torch.no_grad():
@@ -174,6 +193,8 @@ class FreeEnergy(nn.Module):
         check_batch("targets", _OWNER, wanted)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         advances = self.training and model.training and torch.is_grad_enabled()
+        if advances and dist.is_initialized() and not torch.compiler.is_compiling():
+            self._check_averaged(ranks)
         if advances and step is None and not torch.compiler.is_compiling():
             refuse_checkpointed_objective()
         number = self._next_step(step)
@@ -188,6 +209,20 @@ class FreeEnergy(nn.Module):
         if advances:
             self._advance(step, cost)
         return cost
+
+    def _check_averaged(self, ranks: int) -> None:
+        """Refuse a step of one of several ranks whose gradients nobody averages."""
+        if type(self) is not FreeEnergy:  # fully_shard changes the class of a module
+            check_whole("model", _OWNER, self)
+        if ranks == 1 or self.own_averaging:
+            return
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:  # a frame runs the code of the method that was called, whoever wraps this module
+            if frame.f_code is DistributedDataParallel.forward.__code__:
+                return
+            frame = frame.f_back
+        constraint = f"True where {ranks} ranks train outside of DistributedDataParallel, each with its own gradients"
+        raise invalid("own_averaging", _OWNER, f"{constraint} (wrap the objective in it, or average them)", False)
 
     @property
     def weighs_minibatches(self) -> bool:
@@ -210,13 +245,12 @@ class FreeEnergy(nn.Module):
 
     def _next_step(self, step: int | None) -> Word:
         if step is not None:
-            check_count(f"{_OWNER}.forward", step=step)
-            return step
+            return check_count(f"{_OWNER}.forward", step=step)["step"]
         return self.step + 1 if torch.compiler.is_compiling() else int(self.step) + 1
 
     def _complexity_weight(self, examples: int, ranks: int, batch: int | None, step: Word, n: int) -> float | Tensor:
         """T * pi_i / |D_i|, and the warm-up."""
-        check_count(_OWNER, n=n)
+        n = check_count(_OWNER, n=n)["n"]
         if examples > -(-n // ranks):  # a DistributedSampler repeats examples so that all ranks have as many
             constraint = f"the size of the training set, at least the {examples * ranks} examples of this minibatch"
             raise invalid("n", _OWNER, constraint, n)
@@ -238,7 +272,7 @@ class FreeEnergy(nn.Module):
         if n != self.n:
             raise invalid("n", f"{_OWNER}.forward", f"left out, or {self.n}, where minibatch weights are given", n)
         batches = len(self._pi)
-        if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch < batches:
+        if not isinstance(batch, Integral) or isinstance(batch, bool) or not 0 <= batch < batches:
             raise invalid("batch", _OWNER, f"the number of the minibatch in its epoch, an int in [0, {batches})", batch)
         size = min(self.batch_size, self.n - batch * self.batch_size)
         size += -size % ranks  # with those that a DistributedSampler repeats
@@ -272,6 +306,8 @@ def _mean(values: list[Tensor]) -> Tensor:
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
+        if not all(isinstance(name, str) for name in inputs):
+            raise invalid("inputs", _OWNER, "a mapping from names of arguments where it is one", list(inputs))
         return (), dict(inputs)
     if isinstance(inputs, tuple):
         return inputs, {}

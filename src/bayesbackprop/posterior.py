@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesbackprop._errors import check_positive
+from bayesbackprop._errors import check_positive, invalid
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -122,7 +122,7 @@ class Relative:
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_positive("Relative", fraction=self.fraction, floor=self.floor)
+        vars(self).update(check_positive("Relative", fraction=self.fraction, floor=self.floor))
 
     def __call__(self, mu: Tensor) -> Tensor:
         """The initial sigma of each weight."""
@@ -134,7 +134,12 @@ InitialSigma = float | Callable[[Tensor], Tensor]
 
 def initial_rho(mu: Tensor, sigma: InitialSigma) -> Tensor:
     """rho such that log(1 + exp(rho)) = sigma: rho = sigma + log(1 - exp(-sigma))."""
-    wanted = sigma(mu) if callable(sigma) else torch.full_like(mu, sigma, requires_grad=False)
+    if callable(sigma):
+        wanted = sigma(mu)
+        if not isinstance(wanted, Tensor):
+            raise invalid("sigma", "Bayesian", "a function of mu that gives a tensor of its shape", wanted)
+    else:
+        wanted = torch.full_like(mu, check_positive("Bayesian", sigma=sigma)["sigma"], requires_grad=False)
     exact = wanted.double()
     return (exact + torch.log(-torch.expm1(-exact))).to(mu.dtype)
 

@@ -8,16 +8,26 @@ information of label and weights; for numbers the whole is the variance, split b
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributions, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop._engine import Slots, call_with, evaluating, lock, over_draws
-from bayesbackprop._errors import check_batch, check_count, check_probability, invalid, tensor_shape, tensors_of
+from bayesbackprop._errors import (
+    Described,
+    check_batch,
+    check_count,
+    check_probability,
+    check_type,
+    invalid,
+    tensor_shape,
+    tensors_of,
+)
 from bayesbackprop.likelihoods import Likelihood
 
 # What predictions may hold at a time unless told otherwise.
@@ -29,6 +39,8 @@ _NODES = torch.linspace(-9, 9, 37, dtype=torch.float64)
 _LEGENDRE = np.polynomial.legendre.leggauss(3)
 # Numbers to hold at a time while integrating.
 _CHUNK = 2**22
+# What every module has, besides what is its own.
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
 # Halvings of the bracket around a quantile: more than the bits of a double.
 _HALVINGS = 60
 
@@ -192,10 +204,77 @@ class ValuePredictive(Predictive):
         return (low + high) / 2
 
 
+@contextmanager
+def predicting(owner: str, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Within it ``net`` is evaluated. Refuses outputs that cannot be stacked, and tensors that it leaves on itself."""
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in net.modules()]
+    with evaluating(net):
+        try:
+            yield
+        except AttributeError:  # of what has no ``unsqueeze``, if it is not the network's own
+            _check_outputs(owner, net(*args, **kwargs))
+            raise
+        finally:
+            kept = [name for module, *places in before for name in _put_back(module, *places)]
+    if kept:
+        constraint = "a network that keeps no tensor of parallel draws (give memory=1 to run one after the other)"
+        raise invalid("net", owner, constraint, Described(f"one that keeps {kept}"))
+
+
+def has_hooks(net: nn.Module) -> bool:
+    """Whether anything else than the modules of ``net`` sees what they compute."""
+    for module in net.modules():  # noqa: SIM110 (a generator takes longer than what it does)
+        if module._forward_hooks:
+            return True
+    return False
+
+
+def _put_back(module: nn.Module, attributes: dict[str, Any], buffers: dict[str, Any]) -> list[str]:
+    """Remove what ``vmap`` has left on a module, which nobody can use any more; the names of those attributes."""
+    kept: list[str] = []
+    for values, old in ((vars(module), attributes), (module._buffers, buffers)):
+        for name, value in list(values.items()):
+            if _is_wrapped(value):
+                values[name] = old.get(name)
+                kept.append(name)
+            elif isinstance(value, list | dict) and name not in _OF_ALL_MODULES:
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                places = [place for place, item in items if _is_wrapped(item)]
+                for place in reversed(places):
+                    del value[place]
+                kept += [name] if places else []
+    return kept
+
+
+def _is_wrapped(value: Any) -> bool:
+    """Whether a tensor belongs to a transform of ``torch.func``; torch has no public name for it."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _check_outputs(owner: str, outputs: Any) -> None:
+    for leaf in tree_leaves(outputs):
+        if not isinstance(leaf, Tensor):
+            constraint = "a network whose output is a tensor, or tensors in tuples, lists and dicts"
+            raise invalid("net", owner, constraint, Described(f"one whose output holds a {type(leaf).__name__}"))
+
+
 class Ensemble:
     """A fixed set of weight draws: ``ensemble(x)`` gives their outputs ``[draws, ...]``, ``predict`` averages them."""
 
     def __init__(self, net: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor]) -> None:
+        check_type("Ensemble", nn.Module, "a torch.nn.Module", net=net)
+        check_type(
+            "Ensemble", Likelihood, "a Likelihood, such as Categorical() or Gaussian(0.1)", likelihood=likelihood
+        )
+        parameters = dict(net.named_parameters())
+        tensors = list(weights.values()) if isinstance(weights, Mapping) else []
+        fits = all(isinstance(tensor, Tensor) and tensor.dim() and len(tensor) for tensor in tensors) and all(
+            name in parameters and tensor.shape == (len(tensors[0]), *parameters[name].shape)
+            for name, tensor in (weights.items() if tensors else ())
+        )
+        if not tensors or not fits:
+            constraint = f"a mapping from names of the network's {list(parameters)} to draws of them, [draws, ...]"
+            raise invalid("weights", "Ensemble", constraint, weights)
         with lock(net):
             self.net = copy.deepcopy(net)  # what is not random must not change either
         self.likelihood = copy.deepcopy(likelihood)
@@ -205,7 +284,7 @@ class Ensemble:
 
     def __call__(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Any:
         """The outputs of all the draws, stacked along a new first dimension."""
-        check_count("Ensemble", memory=memory)
+        memory = check_count("Ensemble", memory=memory)["memory"]
         check_batch("inputs", "Ensemble", tensors_of((args, kwargs)))
 
         def run(weights: list[Tensor]) -> Any:
@@ -214,7 +293,7 @@ class Ensemble:
         def chunk(start: int, stop: int) -> list[Tensor]:
             return [weight[start:stop] for weight in self.weights.values()]
 
-        with evaluating(self.net):
+        with predicting("Ensemble", self.net, args, kwargs):
             return over_draws(run, chunk, self.draws, memory)
 
     def predict(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Predictive:
@@ -224,6 +303,10 @@ class Ensemble:
 
 def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
     """The predictive distribution from outputs ``[draws, B, ...]``."""
+    for output in tensors_of(outputs):
+        if output.dim() < 2:
+            constraint = "a network whose output has a row for each example"
+            raise invalid("net", "predict", constraint, Described("an output without dimensions"))
     with torch.no_grad():
         components = likelihood.distribution(tree_map(lambda output: output.flatten(0, 1), outputs))
     if isinstance(components, (distributions.Categorical, distributions.Bernoulli)):
@@ -234,6 +317,5 @@ def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
 def _levels(q: Sequence[float], like: Tensor) -> Tensor:
     if not isinstance(q, Sequence) or not q:
         raise invalid("q", "quantiles", "a list of floats in [0, 1]", q)
-    for level in q:
-        check_probability("quantiles", q=level)
-    return torch.as_tensor(list(q), dtype=like.dtype, device=like.device)
+    levels = [check_probability("quantiles", q=level)["q"] for level in q]
+    return torch.as_tensor(levels, dtype=like.dtype, device=like.device)

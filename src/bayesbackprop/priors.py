@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import check_callable, check_positive, check_probability, invalid, tensor_shape
+from bayesbackprop._errors import check_callable, check_positive, check_probability, check_text, invalid, tensor_shape
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -47,7 +47,7 @@ class Normal(Prior):
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("Normal", sigma=self.sigma)
+        vars(self).update(check_positive("Normal", sigma=self.sigma))
 
     def log_density(self, w: Tensor) -> Tensor:
         return _normal_log_density(w, self.sigma)
@@ -73,8 +73,8 @@ class ScaleMixture(Prior):
     sigma2: float = math.exp(-7)
 
     def __post_init__(self) -> None:
-        check_probability("ScaleMixture", pi=self.pi)
-        check_positive("ScaleMixture", sigma1=self.sigma1, sigma2=self.sigma2)
+        vars(self).update(check_probability("ScaleMixture", pi=self.pi))
+        vars(self).update(check_positive("ScaleMixture", sigma1=self.sigma1, sigma2=self.sigma2))
 
     def log_density(self, w: Tensor) -> Tensor:
         slab = _normal_log_density(w, self.sigma1) + _log(self.pi)
@@ -94,7 +94,7 @@ class Laplace(Prior):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("Laplace", scale=self.scale)
+        vars(self).update(check_positive("Laplace", scale=self.scale))
 
     def log_density(self, w: Tensor) -> Tensor:
         return -w.abs() / self.scale - math.log(2 * self.scale)
@@ -122,6 +122,7 @@ class LogDensity(Prior):
 
     def __post_init__(self) -> None:
         check_callable("LogDensity", function=self.function)
+        check_text("LogDensity", name=self.name)
 
     def __repr__(self) -> str:
         return f"LogDensity({self.name})"
@@ -134,6 +135,22 @@ class LogDensity(Prior):
                 "function", repr(self), f"a function whose result has the weights' shape {list(w.shape)}", got
             )
         return density
+
+
+def check_range(prior: Prior, dtype: torch.dtype, weight: str) -> None:
+    """Refuse a prior so narrow that its slope overflows in the type of the weights it is for."""
+    largest = torch.finfo(dtype).max
+    # The slope of a Gaussian has the factor 1 / sigma^2; in float16, which has no kernels, 1 / sigma twice.
+    of_gaussian = 1 / largest if dtype is torch.float16 else largest**-0.5
+    for name, smallest in (
+        ("sigma", of_gaussian),
+        ("sigma1", of_gaussian),
+        ("sigma2", of_gaussian),
+        ("scale", 1 / largest),
+    ):
+        if type(prior) in _BY_NAME.values() and getattr(prior, name, math.inf) < smallest:
+            constraint = f"at least {smallest:.3g} for weights of type {dtype}, as those of '{weight}' are"
+            raise invalid(name, type(prior).__name__, constraint, getattr(prior, name))
 
 
 _BY_NAME: dict[str, type[Prior]] = {kind.__name__: kind for kind in (Normal, ScaleMixture, Laplace)}

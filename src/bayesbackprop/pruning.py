@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_finite, check_probability, invalid
+from bayesbackprop._errors import Described, check_finite, check_probability, check_type, invalid
 from bayesbackprop.model import Bayesian
 from bayesbackprop.posterior import WeightPosterior, constant_rho
 
@@ -77,8 +77,10 @@ def forget_momentum(model: Bayesian, optimiser: torch.optim.Optimizer) -> None:
         >>> new.load_state_dict(old.state_dict())
         >>> forget_momentum(pruned, new)
     """
+    posteriors = _posteriors(model, "forget_momentum")
+    check_type("forget_momentum", torch.optim.Optimizer, "an optimiser of torch.optim", optimiser=optimiser)
     held = {parameter for group in optimiser.param_groups for parameter in group["params"]}
-    trained = [(q, tensor) for q in _posteriors(model, "forget_momentum") for tensor in q if tensor in held]
+    trained = [(q, tensor) for q in posteriors for tensor in q if tensor in held]
     if not trained:
         got = Described("one of another model (prune makes a copy)")
         raise invalid("optimiser", "forget_momentum", "one that trains the model", got)
@@ -106,7 +108,7 @@ def _ranks(model: Bayesian, owner: str) -> Tensor:
 
 def _ranked(model: Bayesian, fraction: float, owner: str) -> tuple[Tensor, int, float]:
     """The ranks of all weights, how many weights go, and the largest rank among those."""
-    check_probability(owner, fraction=fraction)
+    fraction = check_probability(owner, fraction=fraction)["fraction"]
     ranks = _ranks(model, owner)
     count = round(fraction * len(ranks))
     return ranks, count, float(ranks.kthvalue(count).values) if count else -math.inf

@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from numbers import Integral
+from numbers import Real
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -22,7 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor, distributions, nn
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._errors import Described, check_count, check_finite, check_not_negative, check_positive, invalid
+from bayesbackprop._errors import (
+    Described,
+    check_choice,
+    check_count,
+    check_finite,
+    check_flag,
+    check_list,
+    check_not_negative,
+    check_positive,
+    check_type,
+    invalid,
+)
 from bayesbackprop._files import read, write
 from bayesbackprop._networks import drawn_from, mlp
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
@@ -90,14 +101,14 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from the rows of ``X`` and their targets ``y``; what was learnt before is forgotten."""
-        return self._learn(X, y, epochs=_count(self.max_iter))
+        return self._learn(X, y, epochs=self.max_iter)
 
     def _start(self, x: Tensor, likelihood: Likelihood) -> None:
         """A network that has seen nothing."""
         prior = Normal(1.0) if self.prior is None else self.prior
         described = likelihoods.describe(likelihood)
         self._made: dict[str, Any] = {"activation": self.activation, "likelihood": described, "priors": {"*": prior}}
-        sizes = [x.shape[1], *_sizes(self.hidden_layer_sizes), self._outputs]
+        sizes = [x.shape[1], *self._sizes(), self._outputs]
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self.model_: Bayesian = _network(sizes, **self._made, dtype=x.dtype, seed=seed, sigma=self.sigma)
         self._optimiser: torch.optim.Adam | None = None
@@ -113,14 +124,14 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         try:
             self._check_parameters()
             dtype = [np.float64, np.float32] if first else self._dtype
-            rows, y = validate_data(self, X, y, reset=first, dtype=dtype, order="C", **self._reading)
+            rows, y = self._validated(X, y, reset=first, dtype=dtype, **self._reading)
             x = torch.tensor(rows)
             if first:
                 self._start(x, self._learn_targets(y if like is None else np.asarray(like)))
             else:
                 self.model_, self._optimiser = copy.deepcopy((self.model_, self._optimiser))
-            n = self.n_samples_seen_ + len(x) if n is None else _count(n)
-            check_count(f"{self._name}.partial_fit", least=len(x), n_samples=n)
+            n = self.n_samples_seen_ + len(x) if n is None else n
+            n = check_count(f"{self._name}.partial_fit", least=len(x), n_samples=n)["n_samples"]
             self._train(x, self._encode(y), epochs, n)
         except BaseException:
             self.__dict__.clear()
@@ -129,7 +140,7 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         return self
 
     def _train(self, x: Tensor, y: Tensor, epochs: int | None, n: int) -> None:
-        size = max(32, len(x) // 50) if self.batch_size == "auto" else _count(self.batch_size)
+        size = max(32, len(x) // 50) if isinstance(self.batch_size, str) else self.batch_size
         steps, before, seed = math.ceil(len(x) / size), self._steps, self.model_.seed
         warmup = 0 if epochs is None else int(_WARMUP * epochs * steps)
         free_energy = FreeEnergy(self.model_, n, temperature=self.temperature, warmup=warmup, step=before)
@@ -141,7 +152,7 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
 
         optimiser = self._optimiser or torch.optim.Adam(self.model_.parameters(), fused=True)
         for group in optimiser.param_groups:
-            group["lr"] = self.learning_rate_init
+            group["lr"] = float(self.learning_rate_init)
         scheduler = None
         if epochs is not None:
             # Falling to 0, the learning rate averages the noise of the draws away. A stream has no end to fall to.
@@ -157,18 +168,33 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         self.n_samples_seen_ += len(x)
         self.loss_curve_ += [record["cost"] for record in history]  # in place, so last: nothing can go wrong any more
 
+    def _validated(self, X: Any, *y: Any, **reading: Any) -> Any:
+        try:
+            return validate_data(self, X, *y, order="C", **reading)
+        except OverflowError as error:
+            raise invalid("X", self._name, "made of numbers that floats can hold", X) from error
+
     def _check_parameters(self) -> None:
-        for size in _sizes(self.hidden_layer_sizes):
-            check_count(self._name, hidden_layer_sizes=size)
-        check_count(self._name, max_iter=_count(self.max_iter), draws=_count(self.draws))
+        self._sizes()
+        check_count(self._name, max_iter=self.max_iter, draws=self.draws)
         if not isinstance(self.batch_size, str) or self.batch_size != "auto":
-            check_count(self._name, batch_size=_count(self.batch_size))
+            check_count(self._name, batch_size=self.batch_size)
         check_positive(self._name, sigma=self.sigma, learning_rate_init=self.learning_rate_init)
         check_not_negative(self._name, temperature=self.temperature)
-        if not isinstance(self.activation, str) or self.activation not in _FUNCTIONS:
-            raise invalid("activation", self._name, f"one of {list(_FUNCTIONS)}", self.activation)
-        if not isinstance(self.prior, Prior | None):
-            raise invalid("prior", self._name, "None or a Prior, such as Normal(1.0)", self.prior)
+        check_choice(self._name, list(_FUNCTIONS), activation=self.activation)
+        check_type(self._name, Prior | None, "None or a Prior, such as Normal(1.0)", prior=self.prior)
+        if not isinstance(self.verbose, bool | np.bool_):
+            check_count(self._name, least=0, verbose=self.verbose)
+        random = self.random_state
+        if not isinstance(random, np.random.RandomState | None):
+            check_count(self._name, least=0, below=2**32, random_state=random)
+
+    def _sizes(self) -> list[int]:
+        """The units of each hidden layer."""
+        given = self.hidden_layer_sizes
+        several = given.ndim if isinstance(given, np.ndarray) else isinstance(given, Sequence)
+        units: Any = given if several and not isinstance(given, str | bytes) else [given]
+        return [check_count(self._name, hidden_layer_sizes=each)["hidden_layer_sizes"] for each in units]
 
     @property
     def _name(self) -> str:
@@ -200,11 +226,11 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     def _predictions(self, X: Any, rows: int | None = _ROWS) -> Iterator[Any]:
         """The predictive distributions of so many rows at a time, or (None) of all at once."""
         check_is_fitted(self)
-        check_count(self._name, draws=_count(self.draws))
-        x = torch.tensor(validate_data(self, X, reset=False, dtype=self._dtype, order="C"))
+        check_count(self._name, draws=self.draws)
+        x = torch.tensor(self._validated(X, reset=False, dtype=self._dtype))
         for block in x.split(rows or len(x)):
             # Not the quickest way, which has draws of its own for each place in a batch.
-            yield self.model_.predict(block, draws=_count(self.draws), estimator="shared")
+            yield self.model_.predict(block, draws=self.draws, estimator="shared")
 
     # --- files and pickles -------------------------------------------------------------------------------------------
 
@@ -327,6 +353,8 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc
                 the same data again must say how many there are, or each pass counts as new evidence.
         """
         known, owner = getattr(self, "classes_", None), f"{self._name}.partial_fit"
+        if classes is not None:
+            check_list(owner, classes=classes)
         if known is None and (classes is None or len(classes) == 0):
             raise invalid("classes", owner, "given at the first call, where some may have no example yet", classes)
         if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
@@ -404,11 +432,12 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
             return_std: Return (mean, standard deviation) instead: of the targets, so of noise and weights together.
             quantiles: Return the quantiles of the targets at these levels instead, stacked along a new first axis.
         """
+        check_flag(f"{self._name}.predict", return_std=return_std)
         if return_std and quantiles is not None:
             raise invalid("quantiles", f"{self._name}.predict", "None where return_std is set", quantiles)
         blocks = self._predictions(X)
         if quantiles is not None:
-            levels = np.atleast_1d(quantiles).tolist()
+            levels: Any = [quantiles] if isinstance(quantiles, Real) else np.asarray(quantiles).tolist()
             return self._in_units(torch.cat([block.quantiles(levels) for block in blocks], dim=1))
         if not return_std:
             return self._in_units(torch.cat([block.mean for block in blocks]))
@@ -435,10 +464,10 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
         unit = np.where(largest > 0, largest, 1.0)  # squared in it, neither 1e200 nor 1e-200 leaves the range of floats
         scale = largest * np.sqrt(np.square(away / unit).mean(0))
         if not isinstance(self.noise, str):
-            check_positive(self._name, noise=self.noise)
+            noise = check_positive(self._name, noise=self.noise)["noise"]
             scale = np.full_like(scale, scale.max())  # one noise for all targets, so one scale
         self._scale = np.where(scale > 0, scale, 1.0)
-        return Gaussian(self.noise if isinstance(self.noise, str) else float(self.noise / self._scale[0]))
+        return Gaussian(self.noise if isinstance(self.noise, str) else noise / float(self._scale[0]))
 
     def _encode(self, y: NDArray[Any]) -> Tensor:
         if (y.ndim == 1) is not self._one_dimension or y.reshape(len(y), -1).shape[1] != len(self._scale):
@@ -468,15 +497,6 @@ def _network(
     if made is None:
         raise ValueError("a likelihood that is not the library's")
     return Bayesian(net, made.to(dtype), priors, sigma=sigma, seed=seed)
-
-
-def _sizes(hidden: Any) -> list[Any]:
-    return list(map(_count, hidden if isinstance(hidden, (Sequence, np.ndarray)) else [hidden]))
-
-
-def _count(value: Any) -> Any:
-    """An int for any integer: a grid may be of numpy's. What is none is left for the checks."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _plain(value: Any) -> Any:

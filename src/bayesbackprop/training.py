@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
+from numbers import Real
 from typing import Any, ClassVar, cast
 
 import torch
@@ -29,13 +30,32 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from bayesbackprop._engine import evaluating
-from bayesbackprop._errors import Described, check_count, check_positive, invalid, tensors_of
+from bayesbackprop._errors import (
+    Described,
+    check_callable,
+    check_count,
+    check_positive,
+    check_seed,
+    check_type,
+    invalid,
+    tensors_of,
+)
 from bayesbackprop.evaluation import error
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.prediction import ClassPredictive
 
-__all__ = ["Batches", "Callback", "DivergenceError", "Record", "Run", "distributed", "fit", "interrupt_deferred"]
+__all__ = [
+    "Batches",
+    "Callback",
+    "DivergenceError",
+    "Record",
+    "Run",
+    "check_gradients",
+    "distributed",
+    "fit",
+    "interrupt_deferred",
+]
 
 # One epoch in numbers: "epoch", "cost", what the cost consists of, what was measured on held-out data, "seconds".
 Record = dict[str, float]
@@ -52,7 +72,7 @@ _VALIDATION_DRAWS = 10
 
 
 class DivergenceError(RuntimeError):
-    """The cost of a run is no longer finite."""
+    """The cost of a run, or a gradient, is no longer finite."""
 
 
 class Callback:
@@ -199,21 +219,28 @@ class Batches:
     def __init__(
         self, inputs: Any, targets: Any, batch_size: int, seed: int = 0, *, order: Callable[[int], Tensor] | None = None
     ) -> None:
-        check_count("Batches", batch_size=batch_size)
-        check_count("Batches", least=0, seed=seed)
+        self.batch_size = check_count("Batches", batch_size=batch_size)["batch_size"]
+        seed = check_seed("Batches", seed=seed)["seed"]
+        if order is not None:
+            check_callable("Batches", order=order)
+        for name, values in (("inputs", inputs), ("targets", targets)):
+            tensors = tensors_of(values)
+            if not tensors or not all(tensor.dim() and len(tensor) for tensor in tensors):
+                constraint = "a tensor, or a tuple or mapping of tensors, with a row for each example"
+                raise invalid(name, "Batches", constraint, values)
         lengths = {len(tensor) for tensor in tensors_of((inputs, targets))}
         if len(lengths) != 1:
             constraint = "tensors, or tuples or mappings of them, of as many rows as the inputs"
             raise invalid("targets", "Batches", constraint, Described(f"lengths {sorted(lengths)}"))
         (self.examples,) = lengths
-        self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
+        self.inputs, self.targets = inputs, targets
         random, n = torch.Generator(), self.examples
         self._order = order or (lambda epoch: torch.randperm(n, generator=random.manual_seed(_number(seed, epoch))))
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is that of ``epoch``, from 0."""
-        self._epoch = epoch
+        self._epoch = check_count("Batches.set_epoch", least=0, epoch=epoch)["epoch"]
 
     def __len__(self) -> int:
         return math.ceil(self.examples / self.batch_size)
@@ -223,7 +250,12 @@ class Batches:
         if self.batch_size % ranks or self.examples % self.batch_size % ranks:
             constraint = f"such that {ranks} ranks can share each minibatch evenly, the last of an epoch too"
             raise invalid("batch_size", "Batches", constraint, self.batch_size)
-        for rows in self._order(self._epoch).split(self.batch_size):
+        order = self._order(self._epoch)
+        fits = isinstance(order, Tensor) and order.dtype == torch.int64 and order.dim() == 1
+        if not fits or not len(order) or bool(((order < 0) | (order >= self.examples)).any()):
+            constraint = f"a function that gives the numbers of rows, a tensor of int64 in [0, {self.examples})"
+            raise invalid("order", "Batches", constraint, order)
+        for rows in order.split(self.batch_size):
             own = operator.itemgetter(rows[rank::ranks])
             yield _of_each(self.inputs, own), _of_each(self.targets, own)
 
@@ -276,11 +308,12 @@ def fit(
         >>> history[-1]["cost"] < history[0]["cost"]
         True
     """
-    check_count("fit", epochs=epochs, accumulate=accumulate)
-    check_count("fit", least=0, seed=seed)
+    epochs, accumulate = check_count("fit", epochs=epochs, accumulate=accumulate).values()
+    seed = check_seed("fit", seed=seed)["seed"]
     if clip is not None:
-        check_positive("fit", clip=clip)
-    if autocast not in (None, torch.bfloat16):
+        clip = check_positive("fit", clip=clip)["clip"]
+    _check_parts(batches, optimiser, scheduler, validation, device, callbacks)
+    if autocast is not None and autocast is not torch.bfloat16:
         raise invalid("autocast", "fit", "None or torch.bfloat16, which needs no scaling of the loss", autocast)
     objective = _objective(model, batches, n)
     _check_optimiser(objective, optimiser, scheduler)
@@ -327,8 +360,7 @@ def fit(
                             cost = forward(inputs, targets, **which)
                         (cost / (examples / size)).backward()
                     _add(run, cost, size)
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(objective.parameters(), clip)
+                _check_step(run, clip)
                 optimiser.step()
                 if scheduler is not None:
                     scheduler.step()
@@ -365,6 +397,8 @@ def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Modul
     if not isinstance(model, Bayesian):
         if n is not None:
             raise invalid("n", "fit", "left out where the objective is given, which knows it", n)
+        if not any(True for _ in model.parameters()):
+            raise invalid("model", "fit", "a module with parameters to train", model)
         return model
     if n is None:
         n = getattr(batches, "examples", None)
@@ -379,6 +413,32 @@ def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Modul
             constraint = "given where a sampler decides which examples belong to the training set"
             raise invalid("n", "fit", constraint, None)
     return FreeEnergy(model, n)
+
+
+def _check_parts(
+    batches: object, optimiser: object, scheduler: object, validation: object, device: Any, callbacks: Any
+) -> None:
+    """Refuse whatever is of another type than :func:`fit` can use."""
+    if not _is_iterable(batches):
+        raise invalid("batches", "fit", "a DataLoader, Batches or another iterable of pairs", batches)
+    known = "None, or an optimiser of torch.optim, made with the model's parameters"
+    check_type("fit", Optimizer | None, known, optimiser=optimiser)
+    check_type("fit", LRScheduler | None, "None, or a scheduler of torch.optim", scheduler=scheduler)
+    if validation is not None and not callable(validation) and not _is_iterable(validation):
+        raise invalid("validation", "fit", "None, an iterable of pairs (inputs, targets), or a function", validation)
+    is_list = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
+    if not is_list or not all(isinstance(each, Callback) for each in callbacks):
+        raise invalid("callbacks", "fit", "a list of callbacks", callbacks)
+    if device is not None:
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise invalid("device", "fit", "None, or a device that torch knows", device) from error
+
+
+def _is_iterable(value: object) -> bool:
+    """Whether there is more than one thing in it, and no letters."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
 def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
@@ -416,16 +476,16 @@ def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Ite
         raise invalid("batches", "fit", constraint, Described(f"none in epoch {run.epoch + 1}"))
 
 
-def _prepared(batch: Any, device: torch.device) -> tuple[Any, Any, int]:
+def _prepared(batch: Any, device: torch.device, name: str = "batches") -> tuple[Any, Any, int]:
     """The inputs and targets of a batch on ``device``, and the number of its examples."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         got = Described(f"a {type(batch).__name__}")
-        raise invalid("batches", "fit", "an iterable of pairs (inputs, targets)", got)
+        raise invalid(name, "fit", "an iterable of pairs (inputs, targets)", got)
     inputs, targets = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
     for tensor in (*tensors_of(targets), *tensors_of(inputs)):
         if tensor.dim():
             return inputs, targets, len(tensor)
-    raise invalid("batches", "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
+    raise invalid(name, "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
 
 
 def _of_each(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -445,15 +505,76 @@ def _add(run: Run, cost: Tensor, size: int) -> None:
     run.taken += 1
 
 
+def _check_step(run: Run, clip: float | None) -> None:
+    """Refuse a step whose gradient is not finite, before the parameters change; clip the norm of any other."""
+    try:
+        norm = check_gradients(run.objective, run.optimiser, norm=clip is not None)
+    except DivergenceError:
+        _check_costs(run)  # which may have been the first to diverge
+        raise
+    if clip is not None and norm is not None:
+        nn.utils.clip_grads_with_norm_(run.objective.parameters(), clip, norm)
+
+
+def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = False) -> Tensor | None:
+    """Refuse gradients that are not finite before ``optimiser`` takes a step with them; their norm, if wanted."""
+    if norm:
+        total = nn.utils.get_total_norm(p.grad for p in objective.parameters() if p.grad is not None)
+        if math.isfinite(total.item()):
+            return total
+    elif _has_finite_gradients(optimiser):
+        return None
+    for name, parameter in objective.named_parameters():
+        if (gradient := parameter.grad) is not None:
+            numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
+            if not bool(numbers.isfinite().all()):
+                found = f"The gradient of '{name}' is not finite, so no step was taken."
+                raise DivergenceError(f"{found} {_advice(objective, parameter)}")
+    if norm:  # to scale the gradient by 1 / inf would make it 0
+        raise DivergenceError("The norm of the gradient overflows, so no step was taken. Lower the learning rate.")
+    return None
+
+
+def _has_finite_gradients(optimiser: Optimizer) -> bool:
+    """Whether the sum of all gradients is finite: if so, each is. It takes a hundredth of a step."""
+    gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+    if gradients and gradients[0].device.type != "cpu":  # where to wait for each sum would take longer
+        return math.isfinite(nn.utils.get_total_norm(gradients).item())
+    return math.isfinite(sum([gradient.sum().item() for gradient in gradients]))
+
+
+def _advice(objective: nn.Module, parameter: nn.Parameter) -> str:
+    """Which part of the cost a gradient that is not finite comes from, and what helps."""
+    if not isinstance(objective, FreeEnergy):
+        return "Lower the learning rate."
+    model, first = objective.model, _rank() * objective.draws
+    draws = [model.draw(int(objective.step), first + number) for number in range(objective.draws)]
+    sampled = objective.complexity == "sampled"
+    costs = [draw.complexity() for draw in draws] if sampled else [model.complexity_closed()]
+    (slope,) = torch.autograd.grad(torch.stack(costs).sum(), parameter, allow_unused=True)
+    if slope is not None and not bool(slope.isfinite().all()):
+        return "The complexity cost is to blame: choose a wider prior, or a smaller initial sigma."
+    return "The likelihood cost is to blame: lower the learning rate, or scale the data."
+
+
+def _check_costs(run: Run) -> None:
+    if not all(map(math.isfinite, run.means.values())):
+        rate = max(float(group.get("initial_lr", group["lr"])) for group in run.optimiser.param_groups)
+        which = f"The cost of epoch {run.epoch + 1}"
+        raise DivergenceError(f"{which} is not a number: choose a learning rate below {rate:g}.")
+
+
 def _end_epoch(run: Run, measure: Validation | None) -> None:
     means, epoch = run.means, run.epoch + 1
-    if not all(map(math.isfinite, means.values())):
-        rate = max(float(group.get("initial_lr", group["lr"])) for group in run.optimiser.param_groups)
-        raise DivergenceError(f"The cost of epoch {epoch} is not a number: choose a learning rate below {rate:g}.")
+    _check_costs(run)
     measured: Mapping[str, float] = {}
     if measure is not None:
         with run.evaluating():
             measured = measure()
+        known = isinstance(measured, Mapping) and all(isinstance(value, Real) for value in measured.values())
+        if not known:
+            constraint = "batches, or a function that gives a mapping of names to floats"
+            raise invalid("validation", "fit", constraint, Described(f"a function that gives {measured!r}"))
     run.history.append({"epoch": epoch, **means, **measured, "seconds": run.seconds})
     run.taken = run.examples = 0
     run.sums, run.seconds = {}, 0.0
@@ -464,10 +585,12 @@ def _measure(objective: nn.Module, batches: Iterable[Any], device: torch.device)
     sums: dict[str, float] = {}
     examples = 0
     for batch in batches:
-        inputs, targets, size = _prepared(batch, device)
+        inputs, targets, size = _prepared(batch, device, "validation")
         for name, value in _held_out(objective, inputs, targets).items():
             sums[name] = sums.get(name, 0.0) + size * value
         examples += size
+    if not examples:
+        raise invalid("validation", "fit", "an iterable that has batches after each epoch", Described("none"))
     return {f"validation_{name}": total / examples for name, total in sums.items()}
 
 
@@ -490,7 +613,8 @@ def _held_out(objective: nn.Module, inputs: Any, targets: Any) -> dict[str, floa
 
 
 def _number(seed: int, number: int, stream: int = 0) -> int:
-    return (seed * _STRIDE + number) % _STREAM + stream
+    folded = seed + seed // _STREAM * _STRIDE  # or seeds beyond a stream would begin again
+    return (folded * _STRIDE + number) % _STREAM + stream
 
 
 def _seed(device: torch.device, seed: int, stream: int, number: int) -> None:

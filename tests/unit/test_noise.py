@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import vmap
 
 from bayesbackprop import Bayesian, Gaussian, noise
+from bayesbackprop._engine import ops
 from bayesbackprop.noise import Key, Role, normal, philox, signs, stream
 
 CPU = torch.device("cpu")
@@ -198,3 +199,23 @@ def test_extreme_words_give_finite_numbers(dtype, monkeypatch):
     values = normal((32,), Key(0), 0, dtype, CPU)
     assert values.isfinite().all()
     assert float(values.abs().max()) == pytest.approx(math.sqrt(66 * math.log(2)), rel=1e-6)  # 6.76
+
+
+# --- noise that would repeat -----------------------------------------------------------------------------------------
+
+HUGE = (2**17 + 1, 2**17)
+
+
+@identities
+@pytest.mark.parametrize("make", [normal, signs, ops.normal, ops.signs])
+@pytest.mark.parametrize("key", [Key(0), Key(0, torch.tensor(1), torch.tensor(0))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_more_noise_than_there_is_is_refused(make, key, dtype):
+    with pytest.raises(ValueError, match=r"The 'shape' parameter of noise must be .* at most 17179869184 numbers"):
+        make(HUGE, key, stream(0, Role.ACTIVATION), dtype, CPU)
+
+
+@identities
+def test_more_noise_for_many_draws_is_refused():
+    with pytest.raises(ValueError, match="The 'shape' parameter of noise must be"):
+        ops.normals(2, HUGE, Key(0), 0, torch.float32, CPU)

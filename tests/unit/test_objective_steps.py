@@ -191,17 +191,17 @@ def test_examples_that_a_sampler_repeats_are_no_mistake(n):
     x, y = data(n)
     mine = list(DistributedSampler(range(n), num_replicas=2, rank=1, shuffle=False))
     assert len(mine) == -(-n // 2)
-    cost = FreeEnergy(classifier(), n)(x[mine], y[mine])
+    cost = FreeEnergy(classifier(), n, own_averaging=True)(x[mine], y[mine])
     assert cost.complexity_weight.item() == pytest.approx(1 / n, rel=1e-12)
     too_many = data(len(mine) + 1)
     with pytest.raises(ValueError, match=f"at least the {2 * len(mine) + 2} examples of this minibatch. Got {n}"):
-        FreeEnergy(classifier(), n)(*too_many)
+        FreeEnergy(classifier(), n, own_averaging=True)(*too_many)
 
 
 @pytest.mark.usefixtures("two_ranks")
 def test_the_repeated_examples_of_the_last_minibatch_are_no_mistake_either():
     """7 examples in minibatches of 4 over two ranks: 2 + 2 and 2 + 2, the last with one repeated."""
-    free_energy = FreeEnergy(classifier(), 7, minibatch_weights="geometric", batch_size=4)
+    free_energy = FreeEnergy(classifier(), 7, minibatch_weights="geometric", batch_size=4, own_averaging=True)
     for batch, pi in ((0, 2 / 3), (1, 1 / 3)):
         assert free_energy(*data(2), batch).complexity_weight.item() == pytest.approx(pi / 4, rel=1e-12)
         for examples in (1, 3):

@@ -263,7 +263,7 @@ class FullyConnected(Executor):
 
     def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether nothing but the arithmetic would happen if the network were called with these."""
-        if len(args) != 1 or kwargs or type(args[0]) is not Tensor:
+        if len(args) != 1 or kwargs or type(args[0]) is not Tensor or args[0].is_meta:
             return False
         x, dtype = args[0], self._parameters.mus[0].dtype
         dims = max(2, x.dim()) if self._flattens else 2

@@ -68,6 +68,7 @@ def normals(
     many: int, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The standard normal numbers ``[many, *shape]`` of ``many`` draws, counted from ``key.draw``."""
+    noise.check_size(shape)
     if cpu.kernels_wanted() and dtype in cpu.TYPES and device.type == "cpu" and cpu.available() and not cpu.traced(key):
         return cpu.normal(torch.empty((many, *shape), dtype=dtype, device=device), key, stream, many)
     keys = (key._replace(draw=key.draw + number) for number in range(many))
@@ -169,6 +170,7 @@ def _dense(gradient: Tensor | None, w: Tensor) -> Tensor:
 def _numbers(
     kind: str, shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
+    noise.check_size(shape)
     has_kernel = cpu.available() if device.type == "cpu" else device.type == "cuda" and _has_triton()
     if not has_kernel or not cpu.kernels_wanted() or dtype not in cpu.TYPES:
         plain: Tensor = getattr(noise, kind)(shape, key, stream, dtype, device)

@@ -18,6 +18,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop import priors
-from bayesbackprop._errors import Described, check_count, check_finite, check_positive, check_probability, invalid
+from bayesbackprop._errors import (
+    Described,
+    check_count,
+    check_finite,
+    check_list,
+    check_not_negative,
+    check_positive,
+    check_probability,
+    check_seed,
+    check_type,
+    invalid,
+)
 from bayesbackprop._files import read, write
 from bayesbackprop.bandits._turns import Turns
 from bayesbackprop.bandits.environments import check_action, shown
 from bayesbackprop.bandits.network import Encoding, RewardNetwork
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.model import Bayesian
+from bayesbackprop.noise import WORDS
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Prior, ScaleMixture
+from bayesbackprop.training import check_gradients
 
 # Seeds of decisions and observations must not meet those of neighbouring agents.
 _STRIDE = 1_000_003
@@ -61,8 +75,9 @@ class Agent(ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_count(type(self).__name__, features=self.features, actions=self.actions, replicas=self.replicas)
-        check_count(type(self).__name__, least=0, seed=self.seed)
+        owner = type(self).__name__
+        sizes = check_count(owner, features=self.features, actions=self.actions, replicas=self.replicas)
+        vars(self).update({**sizes, **check_seed(owner, seed=self.seed)})
         self.acted = self.observed = 0
         self._set_turns()
 
@@ -93,6 +108,8 @@ class Agent(ABC):
     ) -> None:
         """Learn the reward of each replica."""
         xs, owner = self._check_contexts(contexts), type(self).__name__
+        check_list(owner, actions=actions)
+        check_list(owner, rewards=rewards)
         if len(actions) != self.replicas or len(rewards) != self.replicas:
             got = Described(f"{len(actions)} actions and {len(rewards)} rewards")
             raise invalid("actions", owner, f"one, with one reward, for each of {self.replicas}", got)
@@ -173,7 +190,8 @@ class Agent(ABC):
             raise ValueError(f"This agent is {self.replicas} replicas: use {name}_all.")
 
     def _check_contexts(self, contexts: Tensor | Sequence[Any]) -> Tensor:
-        rows, owner = [_numbers(context, torch.float32) for context in contexts], type(self).__name__
+        owner = type(self).__name__
+        rows = [_numbers(context, torch.float32) for context in check_list(owner, contexts=contexts)]
         for context, row in zip(contexts, rows, strict=True):
             if row.shape != (self.features,):
                 raise invalid("context", owner, f"a vector of {self.features} numbers", shown(context))
@@ -215,7 +233,7 @@ class LinearThompson(Agent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("LinearThompson", precision=self.precision, a=self.a, b=self.b)
+        vars(self).update(check_positive("LinearThompson", precision=self.precision, a=self.a, b=self.b))
         each, size = (self.replicas, self.actions), self.features + 1  # and a constant
         # The precision matrix of w, its square root, X^T y, y^T y and how many y.
         self._matrix = (self.precision * torch.eye(size, dtype=torch.float64)).repeat(*each, 1, 1)
@@ -280,14 +298,13 @@ class NeuralAgent(Agent):
     def __post_init__(self) -> None:
         super().__post_init__()
         owner = type(self).__name__
-        halving = 1 if self.halving is None else self.halving
-        check_count(owner, updates=self.updates, batch_size=self.batch_size, memory=self.memory, halving=halving)
-        check_positive(owner, scale=self.scale, learning_rate=self.learning_rate)
-        if self.encoding not in ("input", "output"):
+        counts = check_count(owner, updates=self.updates, batch_size=self.batch_size, memory=self.memory)
+        halving = {} if self.halving is None else check_count(owner, halving=self.halving)
+        numbers = check_positive(owner, scale=self.scale, learning_rate=self.learning_rate)
+        vars(self).update({**counts, **halving, **numbers})
+        if not isinstance(self.encoding, str) or self.encoding not in ("input", "output"):
             raise invalid("encoding", owner, "'input' or 'output'", self.encoding)
-        self.hidden = list(self.hidden)
-        for width in self.hidden:
-            check_count(owner, hidden=width)
+        self.hidden = [check_count(owner, hidden=width)["hidden"] for width in check_list(owner, hidden=self.hidden)]
         self.net = RewardNetwork(self.features, self.actions, self.hidden, self.encoding, self.replicas, self.seed)
         # The last observations, the newest in place of the oldest.
         self._contexts = torch.zeros(self.memory, self.replicas, self.features)
@@ -315,6 +332,7 @@ class NeuralAgent(Agent):
             self._turns.give_way()
             self._optimiser.zero_grad()
             self._cost(some_contexts, some_actions, some_rewards, remembered).backward()
+            check_gradients(getattr(self, "_objective", self.net), self._optimiser)
             self._optimiser.step()
 
     def _values(self, network: Callable[[Tensor, Tensor], Tensor], contexts: Tensor) -> Tensor:
@@ -364,11 +382,15 @@ class ThompsonSampling(NeuralAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("ThompsonSampling", draws=self.draws)
-        check_positive("ThompsonSampling", noise=self.noise, rho_rate=self.rho_rate)
-        self.prior = self.prior or ScaleMixture()
+        owner = "ThompsonSampling"
+        vars(self).update(check_count(owner, below=WORDS, draws=self.draws))
+        vars(self).update(check_positive(owner, noise=self.noise, rho_rate=self.rho_rate, sigma=self.sigma))
+        vars(self).update(check_not_negative(owner, temperature=self.temperature))
+        self.prior = ScaleMixture() if self.prior is None else self.prior
+        check_type(owner, Prior, "None, or a Prior such as ScaleMixture()", prior=self.prior)
         self.model = Bayesian(self.net, Gaussian(self.noise), self.prior, sigma=self.sigma, seed=self.seed)
-        self._objective = FreeEnergy(self.model, n=self.memory, temperature=self.temperature)
+        # An agent learns alone, whatever other processes do.
+        self._objective = FreeEnergy(self.model, n=self.memory, temperature=self.temperature, own_averaging=True)
         rate_of_rho = self.learning_rate * self.rho_rate
         self._optimiser = _adam((self.net, self.learning_rate), (self.model.rho, rate_of_rho))
 
@@ -399,9 +421,9 @@ class EpsilonGreedy(NeuralAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        each = [self.epsilon] * self.replicas if isinstance(self.epsilon, (int, float)) else list(self.epsilon)
-        for epsilon in each:
-            check_probability("EpsilonGreedy", epsilon=epsilon)
+        one = isinstance(self.epsilon, Real)
+        given = [self.epsilon] * self.replicas if one else check_list("EpsilonGreedy", epsilon=self.epsilon)
+        each = [check_probability("EpsilonGreedy", epsilon=epsilon)["epsilon"] for epsilon in given]
         if len(each) != self.replicas:
             raise invalid("epsilon", "EpsilonGreedy", f"one number, or {self.replicas}", self.epsilon)
         self.epsilon = each
@@ -425,6 +447,7 @@ _KINDS: dict[str, type[Agent]] = {
 
 def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
     """The agent in a file that ``agent.save`` wrote; with its ``prior``, if that is of the user's own."""
+    check_type("bandits.load", Prior | None, "None, or the Prior of the agent", prior=prior)
     file = read(path, "agent", "bandits.load")
     with file.understanding():
         kind, arguments = _KINDS[file.contents["agent"]], dict(file.contents["arguments"])
@@ -447,5 +470,5 @@ def _numbers(values: Any, dtype: torch.dtype) -> Tensor:
     """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
     try:
         return torch.as_tensor(values, dtype=dtype).detach()
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return torch.empty(0, 0)

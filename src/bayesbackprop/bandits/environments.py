@@ -21,15 +21,23 @@ class Environment(ABC):
     Attributes:
         features: The width of a context.
         actions: How many there are.
-        t: The number of steps taken; set it to go to another.
     """
 
     def __init__(self, features: int, actions: int, seed: int) -> None:
-        check_count(type(self).__name__, features=features, actions=actions)
-        check_count(type(self).__name__, least=0, seed=seed)
-        self.features, self.actions, self.seed = features, actions, seed
+        owner = type(self).__name__
+        self.features, self.actions = check_count(owner, features=features, actions=actions).values()
+        self.seed = check_count(owner, least=0, below=2**128, seed=seed)["seed"]  # the key of the generator below
         self._seen: int | None = None
         self.t = 0
+
+    @property
+    def t(self) -> int:
+        """The number of steps taken; set it to go to another."""
+        return self._t
+
+    @t.setter
+    def t(self, t: int) -> None:
+        self._t = check_count(type(self).__name__, least=0, t=t)["t"]
 
     @property
     def context(self) -> Tensor:
@@ -81,10 +89,10 @@ class Table(Environment):
     """
 
     def __init__(self, contexts: Tensor, rewards: Tensor, seed: int = 0) -> None:
-        if not isinstance(contexts, Tensor) or contexts.dim() != 2 or not len(contexts):
+        if not _holds_numbers(contexts) or contexts.dim() != 2 or not len(contexts):
             raise invalid("contexts", "Table", "a tensor [N, features]", shown(contexts))
         n = len(contexts)
-        if not isinstance(rewards, Tensor) or rewards.dim() not in (2, 3) or rewards.shape[-2] != n or not len(rewards):
+        if not _holds_numbers(rewards) or rewards.dim() not in (2, 3) or rewards.shape[-2] != n or not len(rewards):
             raise invalid("rewards", "Table", f"a tensor [{n}, actions] or [outcomes, {n}, actions]", shown(rewards))
         check_finite("contexts", "Table", contexts)
         check_finite("rewards", "Table", rewards)
@@ -117,13 +125,19 @@ def classification(features: Tensor, labels: Tensor, classes: int, seed: int = 0
         >>> environment.features, environment.actions
         (3, 2)
     """
-    check_count("classification", classes=classes)
-    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
+    classes = check_count("classification", classes=classes)["classes"]
+    kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if not _holds_numbers(labels) or labels.dim() != 1 or labels.dtype not in kinds or not len(labels):
         raise invalid("labels", "classification", "a tensor [N] of ints", shown(labels))
     if bool(((labels < 0) | (labels >= classes)).any()):
         got = Described(f"{int(labels.min())} to {int(labels.max())}")
         raise invalid("labels", "classification", f"ints in [0, {classes})", got)
     return Table(features, torch.nn.functional.one_hot(labels.long(), classes), seed)
+
+
+def _holds_numbers(value: object) -> bool:
+    """Whether this is a tensor of numbers in memory, as the library's own are."""
+    return isinstance(value, Tensor) and not value.is_complex() and value.layout is torch.strided and not value.is_meta
 
 
 def check_action(owner: str, action: object, actions: int) -> None:

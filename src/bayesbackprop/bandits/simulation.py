@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_count, invalid
+from bayesbackprop._errors import Described, check_callable, check_count, check_path, check_type, invalid
 from bayesbackprop._files import read, write
 from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.environments import Environment
@@ -38,7 +38,15 @@ def simulate(
     Returns:
         The cumulative regret ``[replicas, steps]``: the oracle's expected reward less the one that was received.
     """
-    check_count("simulate", steps=steps)
+    steps = check_count("simulate", steps=steps)["steps"]
+    check_type("simulate", Agent, "an agent", agent=agent)
+    check_type("simulate", Sequence, "a list of environments", environments=environments)
+    for environment in environments:
+        check_type("simulate", Environment, "a list of environments", environments=environment)
+    if checkpoint is not None:
+        check_path("simulate", checkpoint=checkpoint)
+    if watch is not None:
+        check_callable("simulate", watch=watch)
     if not len(environments) == len(set(map(id, environments))) == agent.replicas:
         raise invalid("environments", "simulate", f"one for each of {agent.replicas} replicas", environments)
     for environment in environments:

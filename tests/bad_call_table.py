@@ -1,0 +1,540 @@
+"""The public API as a table: of each function a good call, and the kind of each of its parameters."""
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import bayesbackprop as bbb
+from bad_values import (
+    ANY,
+    ARRAYS,
+    CLASSES,
+    COUNT,
+    DATA,
+    FLAG,
+    FUNCTION,
+    INPUTS,
+    MODEL,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PRIOR,
+    PROBABILITY,
+    PROBS,
+    ROWS,
+    TEXT,
+    WHOLE,
+    Kind,
+    X,
+    Y,
+    small_batches,
+    small_model,
+    small_net,
+)
+from bayesbackprop import bandits, callbacks, evaluation
+from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
+from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+
+Call = Callable[..., Any]
+
+
+class Entry(NamedTuple):
+    """A call by keywords, what makes good ones, what an error may name besides a parameter, and the kinds of these."""
+
+    call: Call
+    good: Callable[[], Mapping[str, Any]]
+    says: tuple[str, ...]
+    kinds: Mapping[str, Kind]
+
+
+def entry(call: Call, good: Callable[[], Mapping[str, Any]] = dict, says: str = "", /, **kinds: Kind) -> Entry:
+    return Entry(call, good, tuple(says.split()), kinds)
+
+
+# --- good calls ------------------------------------------------------------------------------------------------------
+
+
+def classifier() -> bbb.Bayesian:
+    return bbb.Bayesian(small_net(3), bbb.Categorical(), seed=0)
+
+
+def free_energy(**options: Any) -> bbb.FreeEnergy:
+    return bbb.FreeEnergy(small_model(), **{"n": 8, **options})
+
+
+def step(objective: bbb.FreeEnergy, *args: Any, **kwargs: Any) -> None:
+    """A step of training, as a user would take it."""
+    objective(*(args or (X, Y)), **kwargs).backward()
+    for parameter in objective.parameters():
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            raise FloatingPointError("a gradient that is not finite")
+
+
+def used(prior: Call) -> Call:
+    """What makes a prior and takes a step with it."""
+    return lambda **given: step(bbb.FreeEnergy(bbb.Bayesian(small_net(), bbb.Gaussian(0.5), prior(**given), seed=0), 8))
+
+
+def gaussian(**given: Any) -> None:
+    step(bbb.FreeEnergy(bbb.Bayesian(small_net(), bbb.Gaussian(**given), seed=0), 8))
+
+
+def own_likelihood(**given: Any) -> None:
+    model = bbb.Bayesian(small_net(), bbb.LogLikelihood(**given), seed=0)
+    step(bbb.FreeEnergy(model, n=8))
+    model.predict(X, draws=2)
+
+
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    return -(output - target).square().sum(1)
+
+
+def unit_normal(output: Tensor) -> torch.distributions.Normal:
+    return torch.distributions.Normal(output, 1.0)
+
+
+def wrapped(**given: Any) -> None:
+    step(bbb.FreeEnergy(bbb.Bayesian(**{"net": small_net(), "likelihood": bbb.Gaussian(0.5), **given}), n=8))
+
+
+def any_module() -> bbb.Bayesian:
+    return bbb.Bayesian(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), bbb.Gaussian(1.0))
+
+
+def ensemble(**given: Any) -> None:
+    bbb.Ensemble(**{"net": small_net(), "likelihood": bbb.Gaussian(1.0), **given})(X)
+
+
+def batches_of(epoch: Any) -> None:
+    batches = small_batches()
+    batches.set_epoch(epoch)
+    list(batches)
+
+
+def trained(callback: Call) -> Call:
+    """What makes a callback and trains with it."""
+
+    def train(**given: Any) -> None:
+        made = callback(**given)
+        with tempfile.TemporaryDirectory() as own, contextlib.chdir(own), contextlib.redirect_stderr(io.StringIO()):
+            bbb.fit(small_model(), small_batches(), epochs=1, validation=small_batches(), callbacks=[made])
+
+    return train
+
+
+def inside(write: Call, **given: Any) -> None:
+    """Write a file in a folder of its own."""
+    with tempfile.TemporaryDirectory() as own, contextlib.chdir(own):
+        write(**given)
+
+
+_kept: list[Any] = []
+
+
+@cache
+def folder() -> Path:
+    """A folder with a good file of each kind."""
+    _kept.append(tempfile.TemporaryDirectory())
+    path = Path(_kept[0].name)
+    bbb.save(small_model(), path / "model")
+    bbb.save_sparse(bbb.sparse(small_model()), path / "sparse")
+    bandits.Uniform(3, 2).save(path / "agent")
+    fitted(BayesianMLPRegressor).save(path / "estimator")
+    return path
+
+
+@cache
+def best() -> callbacks.Best:
+    found = callbacks.Best(folder() / "best", monitor="cost")
+    bbb.fit(small_model(), small_batches(), epochs=1, callbacks=[found])
+    return found
+
+
+def acted(kind: Call, **usual: Any) -> Call:
+    """What makes an agent that acts and learns."""
+
+    def act(**given: Any) -> Any:
+        agent = kind(**{"features": 3, "actions": 2, **usual, **given})
+        if agent.replicas == 1 and agent.features == 3:
+            agent.observe([0.0, 1.0, 0.0], agent.act([0.0, 1.0, 0.0]), 1.0)
+        return agent
+
+    return act
+
+
+thompson = acted(bandits.ThompsonSampling, hidden=[4], updates=1, memory=8)
+
+
+def world(seed: Any = 0) -> bandits.Table:
+    return bandits.Table(X, torch.ones(8, 2), seed)
+
+
+def world_at(t: Any) -> None:
+    table = world()
+    table.t = t
+    assert table.context.shape == (3,)
+
+
+def simulation(**given: Any) -> None:
+    bandits.simulate(**{"environments": [world()], "agent": bandits.Uniform(3, 2), "steps": 2, **given})
+
+
+SAMPLE = {"X": X.numpy(), "y": CLASSES.numpy()}
+
+
+@cache
+def fitted(kind: type) -> Any:
+    return kind(max_iter=1, hidden_layer_sizes=(2,), draws=2, random_state=0).fit(**SAMPLE)
+
+
+def fitting(kind: type) -> Call:
+    """What makes an estimator and fits it, which is when scikit-learn's check their parameters."""
+    return lambda **given: kind(**{"max_iter": 1, "hidden_layer_sizes": (2,), **given}).fit(**SAMPLE)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+_AGENT = {"features": COUNT, "actions": COUNT, "replicas": COUNT, "seed": WHOLE}
+_LABELLED = (lambda: {"prediction": PROBS, "labels": CLASSES}, "")
+_LONG = WHOLE | "2**63" | "2**64+5"  # a seed of 128 bits
+_CONTEXT = {"context": [0.0, 1.0, 0.0]}
+
+TABLE: dict[str, Entry] = {
+    # priors, likelihoods and the spread to begin with
+    "Normal": entry(used(bbb.Normal), sigma=POSITIVE),
+    "ScaleMixture": entry(used(bbb.ScaleMixture), pi=PROBABILITY, sigma1=POSITIVE, sigma2=POSITIVE),
+    "Laplace": entry(used(bbb.Laplace), scale=POSITIVE),
+    "LogDensity": entry(used(bbb.LogDensity), lambda: {"function": torch.neg}, function=FUNCTION, name=TEXT),
+    "Gaussian": entry(gaussian, noise=POSITIVE),
+    "Gaussian, learnt": entry(gaussian, dict, "likelihood_cost", initial=POSITIVE),
+    "LogLikelihood": entry(
+        own_likelihood,
+        lambda: {"function": squared_error, "predictive": unit_normal},
+        function=FUNCTION,
+        predictive=FUNCTION,
+        name=TEXT,
+    ),
+    "Relative": entry(
+        lambda **given: small_model(sigma=bbb.Relative(**given)),
+        lambda: {"fraction": 0.1},
+        "sigma",
+        fraction=POSITIVE,
+        floor=POSITIVE,
+    ),
+    "Categorical.log_prob": entry(
+        bbb.Categorical().log_prob, lambda: {"output": PROBS, "target": CLASSES}, "target", output=DATA, target=DATA
+    ),
+    "Categorical.distribution": entry(bbb.Categorical().distribution, dict, output=DATA),
+    "Bernoulli.log_prob": entry(
+        bbb.Bernoulli().log_prob, lambda: {"output": X, "target": torch.ones(8, 3)}, "target", output=DATA, target=DATA
+    ),
+    "Gaussian.log_prob": entry(
+        bbb.Gaussian(0.1).log_prob, lambda: {"output": X, "target": X}, "target", output=DATA, target=DATA
+    ),
+    # the model and its predictions
+    "Bayesian": entry(
+        wrapped,
+        dict,
+        "likelihood_cost",
+        net=Kind(("module",)),
+        likelihood=Kind(("likelihood",)),
+        prior=PRIOR,
+        sigma=POSITIVE | FUNCTION,
+        estimator=ANY,
+        select=FUNCTION | "None",
+        normalisation=FLAG,
+        centre=Kind(("None",)),
+        seed=WHOLE | "None",
+    ),
+    "Bayesian.seed": entry(lambda seed: setattr(small_model(), "seed", seed), seed=WHOLE),
+    "Bayesian.draw": entry(
+        lambda **given: small_model().draw(**given)(X),
+        step=DATA | WHOLE | "tensor of one",
+        index=DATA | WHOLE | "tensor of one",
+        seed=WHOLE | "None",
+    ),
+    "Draw": entry(lambda inputs: small_model().draw()(inputs), inputs=INPUTS),
+    "Bayesian.forward": entry(lambda inputs: small_model()(inputs), inputs=INPUTS),
+    "Bayesian.predict": entry(
+        lambda inputs=X, **given: small_model().predict(inputs, **{"draws": 2, **given}),
+        inputs=INPUTS,
+        draws=COUNT,
+        seed=WHOLE | "None",
+        memory=COUNT,
+        estimator=Kind(("None",)),
+    ),
+    "Bayesian.predict of any module": entry(lambda inputs: any_module().predict(inputs, draws=2), inputs=INPUTS),
+    "Bayesian.predict_mean": entry(lambda inputs: small_model().predict_mean(inputs), inputs=INPUTS),
+    "Bayesian.ensemble": entry(lambda **given: small_model().ensemble(**given), draws=COUNT, seed=WHOLE | "None"),
+    "Bayesian.param_groups": entry(
+        lambda **given: torch.optim.SGD(small_model().param_groups(**given), lr=0.1),
+        lr=NOT_NEGATIVE | "None",
+        rho_lr=NOT_NEGATIVE | "None",
+        weight_decay=NOT_NEGATIVE,
+    ),
+    "Ensemble": entry(
+        ensemble,
+        lambda: {"weights": {"0.weight": torch.ones(2, 4, 3)}},
+        "weights",
+        net=ANY,
+        likelihood=Kind(("likelihood",)),
+        weights=DATA,
+    ),
+    "Ensemble.__call__": entry(
+        lambda inputs=X, **given: small_model().ensemble(2)(inputs, **given), inputs=INPUTS, memory=COUNT
+    ),
+    "Ensemble.predict": entry(
+        lambda inputs=X, **given: small_model().ensemble(2).predict(inputs, **given), inputs=INPUTS, memory=COUNT
+    ),
+    "Predictive.log_prob": entry(lambda target: small_model().predict(X, draws=2).log_prob(target), target=DATA),
+    "Predictive.quantiles": entry(lambda q: small_model().predict(X, draws=2).quantiles(q), q=DATA | "[1]"),
+    "Predictive.log_prob, classes": entry(
+        lambda target: classifier().predict(X, draws=2).log_prob(target), target=DATA
+    ),
+    "Predictive.quantiles, classes": entry(lambda q: classifier().predict(X, draws=2).quantiles(q), q=DATA | "[1]"),
+    # the objective
+    "Cost": entry(
+        lambda **given: repr(bbb.Cost(**given)),
+        lambda: {"likelihood": torch.ones(()), "complexity": torch.ones(()), "complexity_weight": 0.1},
+        likelihood=DATA | "float tensor of one",
+        complexity=DATA | "float tensor of one",
+        complexity_weight=NOT_NEGATIVE | "tensor of one",
+    ),
+    "FreeEnergy": entry(
+        lambda **given: step(bbb.FreeEnergy(**{"model": small_model(), "n": 8, **given})),
+        dict,
+        "total_cost",
+        model=MODEL,
+        n=COUNT,
+        draws=COUNT,
+        complexity=ANY,
+        batch_size=COUNT | "None",
+        temperature=NOT_NEGATIVE,
+        warmup=WHOLE,
+        step=WHOLE,
+        own_averaging=FLAG,
+    ),
+    "FreeEnergy, weighed minibatches": entry(
+        lambda **given: step(free_energy(**{"minibatch_weights": "geometric", "batch_size": 8, **given}), X, Y, 0),
+        dict,
+        "inputs",
+        minibatch_weights=DATA | "[1]",
+        batch_size=COUNT,
+    ),
+    "FreeEnergy.forward": entry(
+        lambda inputs=X, targets=Y, **given: step(free_energy(), inputs, targets, **given),
+        dict,
+        "target targets inputs n",
+        inputs=INPUTS,
+        targets=DATA,
+        batch=Kind(("None",)),
+        n=COUNT | "None",
+        step=COUNT | "None",
+    ),
+    "FreeEnergy.forward, classes": entry(
+        lambda targets: bbb.FreeEnergy(classifier(), n=8)(X, targets), dict, "target n inputs", targets=DATA
+    ),
+    # training
+    "Batches": entry(
+        lambda **given: list(bbb.Batches(**{"inputs": X, "targets": Y, "batch_size": 4, **given})),
+        dict,
+        "targets",
+        inputs=ROWS | "tensor [2]",
+        targets=ROWS,
+        batch_size=COUNT,
+        seed=WHOLE,
+        order=FUNCTION | "None",
+    ),
+    "Batches.set_epoch": entry(batches_of, epoch=WHOLE),
+    "fit": entry(
+        lambda **given: bbb.fit(**given),
+        lambda: {"model": small_model(), "batches": small_batches(), "epochs": 1},
+        "n",
+        model=MODEL,
+        batches=Kind(("loader",)),
+        epochs=COUNT,
+        n=COUNT | "None",
+        optimiser=Kind(("None",)),
+        scheduler=Kind(("None",)),
+        validation=Kind(("None", "loader")),
+        device=Kind(("None",)),
+        autocast=Kind(("None",)),
+        accumulate=COUNT,
+        clip=POSITIVE | "None",
+        callbacks=Kind(("[]",)),
+        seed=WHOLE,
+    ),
+    "Checkpoint": entry(
+        trained(callbacks.Checkpoint),
+        lambda: {"path": "x"},
+        path=TEXT,
+        about=Kind(("None", "{}", "{1: 2}")),
+        every=COUNT | "None",
+    ),
+    "Best": entry(trained(callbacks.Best), lambda: {"path": "x"}, path=TEXT, monitor=ANY),
+    "Best.load": entry(lambda objective: best().load(objective), objective=MODEL),
+    "EarlyStopping": entry(trained(callbacks.EarlyStopping), monitor=ANY, patience=COUNT),
+    "Averaging": entry(trained(callbacks.Averaging), factor=PROBABILITY),
+    "Progress": entry(trained(callbacks.Progress), title=TEXT, describe=FUNCTION),
+    "Records": entry(trained(callbacks.Records), path=TEXT),
+    "TensorBoard": entry(callbacks.TensorBoard, folder=TEXT),
+    # files and pruning
+    "save": entry(
+        lambda **given: inside(bbb.save, **{"model": small_model(), "path": "x", **given}), model=MODEL, path=TEXT
+    ),
+    "load": entry(
+        bbb.load,
+        lambda: {"path": folder() / "model", "net": small_net()},
+        "path",
+        path=ANY,
+        net=ANY,
+        likelihood=Kind(("likelihood", "None")),
+        prior=PRIOR,
+    ),
+    "save_sparse": entry(
+        lambda **given: inside(bbb.save_sparse, **{"net": bbb.sparse(small_model()), "path": "x", **given}),
+        net=ANY,
+        path=TEXT,
+    ),
+    "load_sparse": entry(bbb.load_sparse, path=ANY),
+    "sparse": entry(bbb.sparse, network=MODEL | "module"),
+    "prune": entry(bbb.prune, lambda: {"model": small_model(), "fraction": 0.5}, model=MODEL, fraction=PROBABILITY),
+    "threshold": entry(threshold, lambda: {"model": small_model()}, fraction=PROBABILITY),
+    "snr": entry(snr, model=MODEL),
+    "weights_left": entry(weights_left, model=MODEL),
+    "forget_momentum": entry(
+        forget_momentum,
+        lambda: {"model": (model := small_model()), "optimiser": torch.optim.SGD(model.parameters())},
+        "optimiser",
+        model=ANY,
+        optimiser=ANY,
+    ),
+    # evaluation
+    "error": entry(evaluation.error, *_LABELLED, prediction=DATA, labels=DATA),
+    "nll": entry(evaluation.nll, *_LABELLED, prediction=DATA, labels=DATA),
+    "brier": entry(evaluation.brier, *_LABELLED, prediction=DATA, labels=DATA),
+    "score": entry(evaluation.score, *_LABELLED, prediction=DATA, labels=DATA),
+    "calibration": entry(evaluation.calibration, *_LABELLED, bins=COUNT),
+    # bandits
+    "Uniform": entry(acted(bandits.Uniform), dict, "context", **_AGENT),
+    "LinearThompson": entry(acted(bandits.LinearThompson), precision=POSITIVE, a=POSITIVE, b=POSITIVE),
+    "ThompsonSampling": entry(
+        thompson,
+        dict,
+        "likelihood_cost",
+        **_AGENT,
+        hidden=Kind(("[1]", "[]")),
+        encoding=ANY,
+        scale=POSITIVE,
+        updates=COUNT,
+        batch_size=COUNT,
+        memory=COUNT,
+        learning_rate=POSITIVE,
+        halving=COUNT | "None",
+        prior=PRIOR,
+        sigma=POSITIVE,
+        noise=POSITIVE,
+        draws=COUNT,
+        temperature=NOT_NEGATIVE,
+        rho_rate=POSITIVE,
+    ),
+    "EpsilonGreedy": entry(
+        acted(bandits.EpsilonGreedy, hidden=[4], updates=1, memory=8), epsilon=DATA | PROBABILITY | "[1]"
+    ),
+    "Agent.act": entry(lambda context: thompson().act(context), context=DATA),
+    "Agent.act_all": entry(lambda contexts: thompson().act_all(contexts), dict, "context", contexts=DATA),
+    "Agent.observe": entry(
+        lambda **given: thompson().observe(**given),
+        lambda: {**_CONTEXT, "action": 1, "reward": 1.0},
+        context=DATA,
+        action=WHOLE,
+        reward=DATA | NOT_NEGATIVE,
+    ),
+    "Agent.observe_all": entry(
+        lambda **given: bandits.Uniform(3, 2).observe_all(**given),
+        lambda: {"contexts": torch.ones(1, 3), "actions": [1], "rewards": [1.0]},
+        "context action reward actions",
+        contexts=DATA,
+        actions=DATA | "[1]",
+        rewards=DATA | "[1]",
+    ),
+    "Agent.save": entry(lambda path: inside(bandits.Uniform(3, 2).save, path=path), path=TEXT),
+    "bandits.load": entry(bandits.load, lambda: {"path": folder() / "agent"}, path=ANY, prior=PRIOR),
+    "Table": entry(
+        lambda **given: bandits.Table(**given).step(0),
+        lambda: {"contexts": X, "rewards": torch.ones(8, 2)},
+        "features actions rewards",
+        contexts=DATA | "double" | "tensor [8, 7]",
+        rewards=DATA | "double" | "tensor [8, 7]",
+        seed=_LONG,
+    ),
+    "Table.step": entry(lambda action: world().step(action), action=WHOLE),
+    "Table.t": entry(world_at, t=WHOLE),
+    "classification": entry(
+        lambda **given: bandits.classification(**given).step(0),
+        lambda: {"features": X, "labels": CLASSES, "classes": 3},
+        "contexts rewards labels",
+        features=DATA | "double" | "tensor [8, 7]",
+        labels=DATA,
+        classes=COUNT,
+        seed=_LONG,
+    ),
+    "simulate": entry(
+        simulation,
+        dict,
+        "environments",
+        environments=ANY,
+        agent=ANY,
+        steps=COUNT,
+        checkpoint=TEXT | "None",
+        watch=FUNCTION | "None",
+    ),
+    # scikit-learn
+    "BayesianMLPClassifier": entry(
+        fitting(BayesianMLPClassifier),
+        dict,
+        "likelihood_cost total_cost",
+        hidden_layer_sizes=COUNT | "[1]" | "[]",
+        activation=ANY,
+        prior=PRIOR,
+        sigma=POSITIVE,
+        temperature=NOT_NEGATIVE,
+        batch_size=COUNT,
+        learning_rate_init=POSITIVE,
+        max_iter=COUNT,
+        draws=COUNT,
+        random_state=WHOLE | "None",
+        verbose=FLAG | WHOLE,
+    ),
+    "BayesianMLPRegressor": entry(fitting(BayesianMLPRegressor), noise=POSITIVE),
+    "BayesianMLPClassifier.fit": entry(
+        lambda **given: BayesianMLPClassifier(max_iter=1).fit(**{**SAMPLE, **given}), X=ARRAYS, y=DATA | "ints [8]"
+    ),
+    "BayesianMLPRegressor.fit": entry(
+        lambda **given: BayesianMLPRegressor(max_iter=1).fit(**{**SAMPLE, **given}), X=ARRAYS, y=ARRAYS | "ints [8]"
+    ),
+    "BayesianMLPClassifier.partial_fit": entry(
+        lambda **given: BayesianMLPClassifier().partial_fit(**{**SAMPLE, "classes": [0, 1, 2], **given}),
+        dict,
+        "y",
+        classes=DATA,
+        n_samples=COUNT | "None",
+    ),
+    "BayesianMLPClassifier.predict_proba": entry(fitted(BayesianMLPClassifier).predict_proba, X=ARRAYS),
+    "BayesianMLPRegressor.predict": entry(
+        lambda **given: fitted(BayesianMLPRegressor).predict(**{"X": X.numpy(), **given}),
+        dict,
+        "q",
+        X=ARRAYS,
+        return_std=FLAG,
+        quantiles=PROBABILITY | "None" | "[1]",
+    ),
+    "BayesianMLPRegressor.save": entry(lambda path: inside(fitted(BayesianMLPRegressor).save, path=path), path=TEXT),
+    "BayesianMLPRegressor.load": entry(BayesianMLPRegressor.load, path=ANY),
+}

@@ -1,0 +1,27 @@
+"""Every bad call of the public API is answered clearly."""
+
+import pytest
+
+import bayesbackprop
+from bad_call_table import TABLE
+from bad_calls import answers, table
+from bayesbackprop import bandits, callbacks
+
+pytestmark = pytest.mark.identities
+
+# Those without a call of their own: what is abstract, what takes nothing, and modules.
+WITHOUT = {"Agent", "Bernoulli", "Callback", "Categorical", "Environment", "Likelihood", "Predictive", "Prior"}
+WITHOUT |= {"Draw", "callbacks", "plain_kernels", "__version__"}
+
+
+def test_every_bad_call_is_answered_clearly() -> None:
+    found = answers()
+    wrong = [each for each in found if each.verdict in ("silent", "obscure")]
+    assert not wrong, "\n".join([*(f"{each.verdict} {each.call}: {each.said[:200]}" for each in wrong), table(found)])
+    assert len(found) > 5000
+
+
+def test_every_public_name_is_in_the_table() -> None:
+    names = {*bayesbackprop.__all__, *callbacks.__all__, *bandits.__all__} - WITHOUT
+    called = {name.partition(",")[0].rpartition(".")[2] for name in TABLE}
+    assert names <= called
