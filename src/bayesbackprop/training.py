@@ -566,7 +566,13 @@ def distributed() -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         yield
         return
-    dist.init_process_group("gloo")
+    store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # After a restart torchrun's store still has the addresses of the ranks that are gone, and a quick rank would take
+    # one for that of its neighbour. On several machines the counts of restarts differ, so there it must be as it is.
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        attempt = f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     try:
         yield
     finally:

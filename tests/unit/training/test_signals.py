@@ -10,13 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import bayesbackprop as bbb
 from bayesbackprop import training
 from bayesbackprop._files import read_checkpoint
 from bayesbackprop.callbacks import Callback, Checkpoint
-from bayesbackprop.training import Batches, Run, TerminatedError, fit, interrupt_deferred, terminate
+from bayesbackprop.training import (
+    Batches,
+    Run,
+    TerminatedError,
+    distributed,
+    fit,
+    interrupt_deferred,
+    terminate,
+)
 from training_runs import ctrl_c_counts
 
 pytestmark = pytest.mark.identities
@@ -167,3 +176,22 @@ def test_a_signal_that_a_finaliser_swallowed_is_not_lost(monkeypatch: pytest.Mon
 
 def test_it_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(TerminatedError())).code == 143
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="This torch was built without torch.distributed.")
+@pytest.mark.parametrize("machines", [1, 2])
+def test_ranks_that_are_started_again_forget_the_addresses_of_those_that_are_gone(
+    machines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, stores = dist.HashStore(), []
+    monkeypatch.setattr(dist, "rendezvous", lambda _: iter([(store, 0, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda _, *, store, rank, world_size: stores.append(store))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", str(machines))
+    for count in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        with distributed():
+            stores[-1].set(f"address {count}", "here")
+    assert stores[1].check(["address 1"])
+    assert stores[1].check(["address 0"]) == (machines > 1)  # whose counts differ
