@@ -41,8 +41,8 @@ _Value = TypeVar("_Value")
 class Checkpoint(Callback):
     """Keeps all that a run needs to go on bit for bit in one file, and goes on from it if it is there.
 
-    It is written before the first step, after each epoch, and when Ctrl-C ends the run: then of the very step. A crash
-    in the middle of a write leaves the old file intact. The file is never unpickled.
+    It is written before the first step, after each epoch, and when Ctrl-C or SIGTERM ends the run: then of the very
+    step. A crash in the middle of a write leaves the old file intact. The file is never unpickled.
 
     Args:
         path: The file.

@@ -51,10 +51,12 @@ __all__ = [
     "DivergenceError",
     "Record",
     "Run",
+    "TerminatedError",
     "check_gradients",
     "distributed",
     "fit",
     "interrupt_deferred",
+    "terminate",
 ]
 
 # One epoch in numbers: "epoch", "cost", what the cost consists of, what was measured on held-out data, "seconds".
@@ -73,6 +75,13 @@ _VALIDATION_DRAWS = 10
 
 class DivergenceError(RuntimeError):
     """The cost of a run, or a gradient, is no longer finite."""
+
+
+class TerminatedError(SystemExit):
+    """SIGTERM has ended a run. The process exits with 143, as shells count it, unless someone catches this."""
+
+    def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
+        super().__init__(code)
 
 
 class Callback:
@@ -126,7 +135,7 @@ class Run:
         sums: The costs of the running epoch, summed over its examples.
         seconds: The time spent on training in the running epoch.
         history: A record for each epoch that is over.
-        interrupted: Whether Ctrl-C ended it.
+        interrupted: Whether Ctrl-C or SIGTERM ended it.
         complete: Whether it reached its end, or was stopped by a callback.
         seed: Of what is random.
         accumulate: Batches of a step.
@@ -279,7 +288,11 @@ def fit(
     """Train ``model``, from wherever a checkpoint left it, and return a record for each epoch.
 
     No module is put into training mode: what you froze with ``eval()`` stays as it is. Torch's generators are after it
-    as they were before. Ctrl-C ends the run after the step that is being taken; pressed again, at once.
+    as they were before.
+
+    Ctrl-C and SIGTERM end the run, on all ranks, after the step that is being taken, and a second one at once. Then
+    ``KeyboardInterrupt`` is raised, or :class:`TerminatedError`, with which the process exits with 143. Where a handler
+    of your own waits for the signal, it is left alone.
 
     Args:
         model: A :class:`Bayesian`, trained on its :class:`FreeEnergy`; or an objective: a module whose call with
@@ -331,7 +344,8 @@ def fit(
     run = Run(objective, optimiser, scheduler, epochs, steps, callbacks, seed, accumulate)
 
     devices, kind = ([], "cuda") if place.type == "cpu" else ([place], place.type)
-    with torch.random.fork_rng(devices, device_type=kind), interrupt_deferred() as interrupted, ExitStack() as ending:
+    generators = torch.random.fork_rng(devices, device_type=kind)
+    with generators, interrupt_deferred() as interrupted, _ending_together(interrupted), ExitStack() as ending:
         for callback in callbacks:
             ending.callback(callback.on_end, run)  # however the run ends; the last is told first
         for callback in callbacks:
@@ -344,9 +358,9 @@ def fit(
             started = time.perf_counter() - run.seconds
             left = _batches_left(batches, run, place)
             while group := list(itertools.islice(left, accumulate)):
-                if _any_rank(interrupted()):
+                if _signal_of_any_rank(interrupted()):
                     run.interrupted = True
-                    raise KeyboardInterrupt
+                    raise _Stop
 
                 # The gradient of the mean cost of all examples of the group.
                 examples = sum(size for _, _, size in group)
@@ -373,7 +387,6 @@ def fit(
             for callback in callbacks:
                 callback.on_epoch(run)
         run.complete = True
-    _any_rank(False)  # no rank goes on to read what another still writes
     return run.history
 
 
@@ -643,9 +656,23 @@ def _over_ranks(values: Sequence[float]) -> Sequence[float]:
     return cast(list[float], sums.tolist())
 
 
-def _any_rank(says: bool) -> bool:
-    """Whether any rank says so; all wait for the last to answer."""
-    return bool(_over_ranks([says])[0])
+def _signal_of_any_rank(number: int) -> int:
+    """The signal that ended the run on any rank, or 0; all wait for the last to answer."""
+    counts = _over_ranks([number == each for each in _ENDINGS])
+    return next((each for each, count in zip(_ENDINGS, counts, strict=True) if count), 0)
+
+
+class _Stop(Exception):  # noqa: N818
+    """Leaves the loop of :func:`fit` after a signal."""
+
+
+@contextmanager
+def _ending_together(interrupted: Callable[[], int]) -> Iterator[None]:
+    """After it no rank goes on to read what another still writes, and a signal that one of them got ends all."""
+    with suppress(_Stop):
+        yield
+    if number := _signal_of_any_rank(interrupted()):
+        raise _ENDINGS[number]
 
 
 @contextmanager
@@ -654,35 +681,92 @@ def distributed() -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         yield
         return
-    dist.init_process_group("gloo")
+    store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # After a restart torchrun's store still has the addresses of the ranks that are gone, and a quick rank would take
+    # one for that of its neighbour. On several machines the counts of restarts differ, so there it must be as it is.
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        attempt = f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-@contextmanager
-def interrupt_deferred() -> Iterator[Callable[[], bool]]:
-    """Within it Ctrl-C cuts nothing in two: the function given answers True, and at the end it counts.
+# What a signal raises when it counts. SIGTERM is what schedulers send.
+_ENDINGS: dict[int, type[BaseException]] = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: TerminatedError}
 
-    Pressed again, it interrupts at once: what is being done may never end.
+# Seconds in which SIGTERM is no second signal: a launcher passes on what its processes were sent themselves.
+_TOGETHER = 1.0
+
+
+class _Terminate:
+    """A handler of SIGTERM that raises, so that what is open is closed; for SIGINT Python has such a one.
+
+    Python drops what a handler raises within a finaliser. ``came`` remembers that the signal came all the same.
     """
-    pressed: list[int] = []
-    default = signal.default_int_handler
-    # An ignored Ctrl-C, as in the background, stays ignored.
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is default
 
-    def press(number: int, _: Any) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
+    came = False
 
-    if ours:
-        signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, default)
-    if pressed:
-        raise KeyboardInterrupt
+    def __call__(self, _number: int, _frame: Any) -> None:
+        self.came = True
+        raise TerminatedError
+
+
+terminate = _Terminate()
+
+
+class _Deferral:
+    """The handler of both signals while they are deferred. It remembers the first."""
+
+    def __init__(self) -> None:
+        self.number, self._moment = 0, 0.0
+        self._process = os.getpid()
+        ours: dict[int, tuple[Any, ...]] = {
+            signal.SIGINT: (signal.default_int_handler,),
+            signal.SIGTERM: (signal.SIG_DFL, terminate),
+        }
+        before = {number: signal.getsignal(number) for number in ours}
+        self._before = {number: before[number] for number, handlers in ours.items() if before[number] in handlers}
+        if terminate in self._before.values() and terminate.came:
+            self.number = signal.SIGTERM
+
+    def __call__(self, number: int, _frame: Any) -> None:
+        if os.getpid() != self._process:  # a child that was forked: it has nothing to finish
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+            return
+        now = time.monotonic()
+        if not self.number:
+            self.number, self._moment = number, now
+        elif number == signal.SIGINT or now - self._moment > _TOGETHER:
+            raise _ENDINGS[number]
+
+    def __enter__(self) -> None:
+        for number in self._before:
+            signal.signal(number, self)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[Callable[[], int]]:
+    """Within it Ctrl-C and SIGTERM cut nothing in two: the function given answers their number, or 0.
+
+    At the end they count: ``KeyboardInterrupt`` or :class:`TerminatedError` is raised. A second one counts at once:
+    what is being done may never end. Within another, the inner one ends first, by the same signal. A handler of the
+    user's, and one that ignores the signal, as in the background, is left alone. In other threads than the main one,
+    nothing is deferred.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    outer = next((each for each in map(signal.getsignal, _ENDINGS) if isinstance(each, _Deferral)), None)
+    deferral = outer or _Deferral()
+    with nullcontext() if outer else deferral:
+        yield lambda: deferral.number
+    if deferral.number:
+        raise _ENDINGS[deferral.number]

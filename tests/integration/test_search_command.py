@@ -70,15 +70,27 @@ def test_a_search_whose_process_was_killed_goes_on(tmp_path: Path) -> None:
     (killed,) = trials_in(tmp_path, NAME)
     assert killed.state.name == "RUNNING"
     assert list(killed.intermediate_values) == [1]
-    assert succeed(*command)["trials"] == 1  # the first is not over
-    assert [trial.state.name for trial in trials_in(tmp_path, NAME)] == ["RUNNING", "COMPLETE"]
-    # When it has not been heard of for long it is tried again.
-    with sqlite3.connect(tmp_path / "search.db") as database:
-        database.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 day')")
-    database.close()
-    assert succeed(*command)["trials"] == 2
-    first, _, last = trials_in(tmp_path, NAME)
+    # Its process is gone: the next search goes on with it.
+    assert succeed(*command)["trials"] == 1
+    first, last = trials_in(tmp_path, NAME)
     assert (first.state.name, last.state.name) == ("FAIL", "COMPLETE")
     assert first.params == last.params
     assert sorted(last.intermediate_values) == list(range(1, digits.EPOCHS + 1))
     assert list(tmp_path.glob("search/*")) == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_trial_of_another_machine_is_tried_again_when_it_has_been_silent(tmp_path: Path) -> None:
+    command = [*COMMAND, "--trials", "1", "--runs", str(tmp_path)]
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'search.db'}", study_name=NAME)
+    study.ask().set_user_attr("place", "elsewhere:/runs")
+    database = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'search.db'}", heartbeat_interval=60)
+    database.record_heartbeat(1)
+    assert succeed(*command)["trials"] == 1
+    assert [trial.state.name for trial in trials_in(tmp_path, NAME)] == ["RUNNING", "COMPLETE"]
+    with sqlite3.connect(tmp_path / "search.db") as connection:
+        connection.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 day')")
+    connection.close()
+    assert succeed(*command)["trials"] == 2
+    assert [trial.state.name for trial in trials_in(tmp_path, NAME)] == ["FAIL", "COMPLETE", "COMPLETE"]

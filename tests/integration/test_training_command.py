@@ -1,5 +1,6 @@
 """``bbb train``: what it takes, what it refuses, and how it goes on."""
 
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -155,11 +156,71 @@ def test_another_run_is_not_resumed(tmp_path: Path) -> None:
         assert isinstance(result.exception, ValueError)
         assert f"'{name}': {change[1]!r}" in str(result.exception)
         assert "'pi'" not in str(result.exception)
+        result = bbb(*options, *change)
+        assert result.exit_code == 2
+        assert "holds a run already" in result.output
+        assert f"{change[1]!r}" in result.output
+        assert "--resume" in result.output
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    result = bbb(*options)
-    assert result.exit_code == 2
-    assert "--resume" in result.output
-    assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("method", OPTIONS)
+def test_the_very_same_command_goes_on(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a scheduler and torchrun start it again."""
+    expected = succeed("train", *OPTIONS[method], "--folder", tmp_path / "whole")
+    command = ("train", *OPTIONS[method], "--folder", tmp_path / "run")
+    end = training._end_epoch
+
+    def die(run: training.Run, *arguments: Any) -> None:
+        if run.history:
+            raise SystemExit
+        end(run, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_end_epoch", die)
+        bbb(*command)
+    assert checkpoint(tmp_path / "run")[1]["state"]["step"] == BATCHES
+    result = bbb(*command, "--json")
+    assert f"Going on with the run in {tmp_path / 'run'}." in result.stderr.splitlines()
+    assert {**json.loads(result.stdout), "seconds": 0} == {**expected, "seconds": 0}
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_of_a_run_that_is_complete_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("train", *OPTIONS["mixture"], "--folder", tmp_path)
+    expected = succeed(*command)
+
+    def files() -> dict[Path, tuple[bytes, int]]:
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir() if path.is_file()}
+
+    before = files()
+    monkeypatch.setattr(data, "mnist", None)
+    for more in ((), ("--resume",)):
+        assert succeed(*command, *more) == expected
+        assert f"The run in {tmp_path} is complete." in bbb(*command, *more).stderr.splitlines()
+        assert files() == before
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("how", ["absent", "damaged", "of another run", "without its model"])
+def test_a_result_that_does_not_belong_to_the_run_is_made_again(how: str, tmp_path: Path) -> None:
+    command = ("train", *OPTIONS["mixture"], "--folder", tmp_path)
+    expected = succeed(*command)
+    path, model = tmp_path / mnist.RESULT, (tmp_path / mnist.MODEL).read_bytes()
+    if how == "absent":
+        path.unlink()
+    elif how == "damaged":
+        path.write_text(path.read_text()[:-9])
+    elif how == "of another run":
+        was = json.loads(path.read_text())
+        path.write_text(json.dumps({**was, "made": {**was["made"], "seed": 9}}))
+    else:
+        (tmp_path / mnist.MODEL).unlink()
+    assert succeed(*command) == expected
+    assert (tmp_path / mnist.MODEL).read_bytes() == model
+    assert json.loads(path.read_text())["made"]["seed"] == 0
 
 
 @pytest.mark.usefixtures("small")

@@ -25,7 +25,7 @@ from training_runs import OPTIONS, assert_resumes, assert_same_run, ctrl_c_count
 pytestmark = pytest.mark.equivalence
 
 TIMEOUT = 300
-SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
+SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 
 
 @pytest.fixture(autouse=True)
@@ -67,18 +67,19 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(method: str, stopped: Path, 
         if way == "kill":
             assert ends[f"{method}-{way}"] == -signal.SIGKILL
         else:
-            assert ends[f"{method}-{way}"] > 0
+            assert ends[f"{method}-{way}"] == 128 + SIGNALS[way]
             assert "Traceback" not in said
             assert "Error" not in said
             assert said.splitlines()[-1] == "Stopped."
         _, metadata = checkpoint(folder)
         assert metadata["state"]["step"] == (BATCHES if way == "kill" else MIDDLE + 1)
-        assert bool(metadata["state"]["sums"]) == bool(metadata["state"]["seconds"]) == (way == "interrupt")
+        assert bool(metadata["state"]["sums"]) == bool(metadata["state"]["seconds"]) == (way != "kill")
         assert metrics(folder) == metrics(tmp_path)[:1]
-        if way == "interrupt":
+        if way != "kill":
             assert f"bbb train --folder {folder} --resume" in said
-        options = OPTIONS[method] if way == "kill" else []  # what it began with need not be said again
-        assert succeed("train", *options, "--folder", folder, "--resume") == expected
+        # With --resume, what it began with need not be said again; the very same command needs no --resume.
+        options = ["--resume"] if way == "interrupt" else OPTIONS[method]
+        assert succeed("train", *options, "--folder", folder) == expected
         assert_same_run(folder, tmp_path)
         if "bbb" in OPTIONS[method][1]:
             assert (folder / mnist.MODEL).read_bytes() == (tmp_path / mnist.MODEL).read_bytes()

@@ -23,7 +23,7 @@ import digits
 from bayesbackprop import callbacks, training
 from bayesbackprop._cli import app
 from bayesbackprop._files import write_checkpoint
-from bayesbackprop.training import Batches, fit
+from bayesbackprop.training import Batches, TerminatedError, fit
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import mnist, table1
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Examples, Experiment, Schedule
@@ -78,6 +78,12 @@ def _rank(folder: Path) -> None:
     with pytest.raises(ValueError, match="2 ranks can share each minibatch evenly"):
         start(folder / "uneven").train(Examples(torch.zeros(uneven, 784), torch.zeros(uneven).long()), {})
     _of_ones_own(folder, rank)
+    # A signal in the last step, when one of them gets it, ends both.
+    hook = digits.send_in_step(signal.SIGTERM, EPOCHS * digits.BATCHES - 1) if rank == 1 else None
+    with pytest.raises(TerminatedError):
+        start(folder / "last").train(*parts())
+    if hook is not None:
+        hook.remove()
     # The first rank writes slowly, and the second waits for it.
     if rank == 0:
         _delay_writing()
@@ -88,11 +94,11 @@ def _rank(folder: Path) -> None:
 
 
 def _whole_and_stopped(folder: Path, config: mnist.Config, rank: int) -> None:
-    for name in ("whole", "stopped"):
+    for name, number in (("whole", 0), ("stopped", signal.SIGINT), ("terminated", signal.SIGTERM)):
         run = start(folder / name, config)
-        if name == "stopped":
-            hook = digits.send_in_step(signal.SIGINT, MIDDLE) if rank == 1 else None  # the other rank must stop too
-            with pytest.raises(KeyboardInterrupt):
+        if number:
+            hook = digits.send_in_step(number, MIDDLE) if rank == 1 else None  # the other rank must stop too
+            with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else TerminatedError):
                 run.train(*parts())
             if hook is not None:
                 hook.remove()
@@ -141,9 +147,10 @@ def _delay_writing() -> None:
 def test_ranks_end_with_equal_weights_and_resume_bit_for_bit(method: str, ranks: Path) -> None:
     folder = ranks / method
     first = torch.load(folder / "whole-0")
-    for name in ("whole-1", "stopped-0", "stopped-1"):
+    for name in ("whole-1", "stopped-0", "stopped-1", "terminated-0", "terminated-1"):
         torch.testing.assert_close(torch.load(folder / name), first, rtol=0, atol=0)
     assert_same_run(folder / "whole", folder / "stopped")
+    assert_same_run(folder / "whole", folder / "terminated")
     costs = [record["likelihood"] + record["complexity"] / digits.N for record in metrics(folder / "whole")]
     assert len(costs) == EPOCHS
     assert costs == sorted(costs, reverse=True)

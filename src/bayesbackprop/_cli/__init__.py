@@ -6,7 +6,9 @@ appears there and says what to install.
 
 import importlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
@@ -16,6 +18,7 @@ import typer
 import typer.core
 
 from bayesbackprop._version import __version__
+from bayesbackprop.training import TerminatedError, terminate
 
 __all__ = ["PANELS", "Deferred", "app", "main"]
 
@@ -116,8 +119,8 @@ app = typer.Typer(
 # What typer raises for commands that it cannot make sense of; it has no public name for all of them.
 _WrongCommand: Any = typer.BadParameter.__base__
 
-# The exit code after Ctrl-C, as shells count it; typer gives it back instead of an exception.
-_INTERRUPTED = 130
+# The exit codes after Ctrl-C and SIGTERM, as shells count them; typer gives back the first instead of an exception.
+_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
 def _version(wanted: bool) -> None:
@@ -136,10 +139,17 @@ def _options(version: Annotated[bool, _VERSION] = False) -> None:
 
 def main() -> None:
     """Run the command; a mistake of the user's is one line that says what to do, unless ``BBB_TRACEBACK`` is set."""
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     try:
+        if ours:
+            terminate.came = False
+            signal.signal(signal.SIGTERM, terminate)
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
+    except TerminatedError:
+        code = _TERMINATED
     except _WrongCommand as error:
         if said := error.format_message():  # without arguments, typer has shown the help instead
             _say(f"{said.rstrip('.')}. See {error.ctx.command_path if error.ctx else 'bbb'} --help.")
@@ -149,7 +159,10 @@ def main() -> None:
             raise
         _say(f"{error}" + (': pip install "bayesbackprop[paper]"' if isinstance(error, ModuleNotFoundError) else ""))
         code = 1
-    if code == _INTERRUPTED:
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if code in (_INTERRUPTED, _TERMINATED):
         print("Stopped.", file=sys.stderr)
     sys.exit(code)
 

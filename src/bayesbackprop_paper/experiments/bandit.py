@@ -2,14 +2,14 @@
 
 import functools
 import multiprocessing
-import queue
-import threading
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from bayesbackprop import bandits
 from bayesbackprop._errors import check_count, invalid
 from bayesbackprop.bandits import Agent, Environment
 from bayesbackprop.priors import Normal
+from bayesbackprop.training import interrupt_deferred
 from bayesbackprop_paper.environments import Wheel, adult, covertype, mushroom
 from bayesbackprop_paper.experiments.figures import finish, published, start
 from bayesbackprop_paper.experiments.records import read_rows, write_line, write_rows
@@ -43,12 +44,12 @@ STYLE = {
     "bbb": ("#3f51b5", "Bayes by Backprop", "bayes_by_backprop"),
 }
 
+# Seconds until a signal is noticed while no job has news.
+_PATIENCE = 0.2
+
 # The size of a large reward.
 _SCALES = {"mushroom": 10.0, "adult": 1.0, "covertype": 1.0}
 _WHEEL_SCALE = 10.0
-
-# Ctrl-C has ended a job of this process, which must not begin the next.
-_interrupted = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -147,31 +148,88 @@ def milestones(steps: int) -> list[int]:
 
 
 def run_all(jobs: Sequence[Job], folder: Path, cores: int, says: Callable[[str, int, float], None]) -> list[Point]:
-    """All jobs, each in a process of its own, so many at a time."""
+    """All jobs, each in a process of its own, so many at a time. However it ends, each leaves a checkpoint of its step.
+
+    Raises:
+        RuntimeError: A process was killed. The same call goes on where each job was.
+    """
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, ProcessPoolExecutor(cores, context) as pool:
-        news = manager.Queue()
-        waiting = [pool.submit(_run_and_tell, job, folder, news) for job in jobs]
-        while not all(each.done() for each in waiting) or not news.empty():
-            try:
-                says(*news.get(timeout=1))
-            except queue.Empty:
-                continue
-        return [point for each in waiting for point in each.result()]
+    waiting, running = list(jobs), dict[Connection, tuple[Job, BaseProcess]]()
+    found: dict[Job, list[Point]] = {}
+    with interrupt_deferred() as interrupted:
+        try:
+            while (waiting or running) and not interrupted():
+                while waiting and len(running) < cores:
+                    job = waiting.pop(0)
+                    # A pipe for each: a process that is killed while it writes harms no other.
+                    ours, theirs = context.Pipe(duplex=False)
+                    process: BaseProcess = context.Process(target=_run_and_tell, args=(job, folder, theirs))
+                    process.start()
+                    theirs.close()
+                    running[ours] = job, process
+                for pipe in _ready(running, _PATIENCE):
+                    job, process = running[pipe]
+                    try:
+                        news = pipe.recv()
+                    except EOFError:
+                        del running[pipe]
+                        process.join()
+                        if job not in found:
+                            raise RuntimeError(_stopped(job, process.exitcode)) from None
+                        continue
+                    if isinstance(news, Exception):
+                        raise news
+                    if isinstance(news, list):
+                        found[job] = news
+                    else:
+                        says(job.name, *news)
+        finally:
+            _end(running)
+    return [point for job in jobs for point in found[job]]
 
 
-def _run_and_tell(job: Job, folder: Path, news: Any) -> list[Point]:
-    def says(name: str, step: int, regret: float) -> None:
-        if step % 20 == 0 or step == job.steps:
-            news.put((name, step, regret))
+def _ready(running: Mapping[Connection, object], seconds: float | None = None) -> list[Connection]:
+    """The pipes with news, or whose process is over."""
+    return cast(list[Connection], wait(list(running), seconds))
 
-    if _interrupted.is_set():
-        raise KeyboardInterrupt
+
+def _end(running: dict[Connection, tuple[Job, BaseProcess]]) -> None:
+    """Let each process finish its step and write its checkpoint; a second signal kills those that are left."""
     try:
-        return run(job, folder, says)
+        for _, process in running.values():
+            process.terminate()
+        while running:
+            for pipe in _ready(running):
+                try:
+                    pipe.recv()  # a process may wait until it is heard
+                except EOFError:
+                    running.pop(pipe)[1].join()
+    finally:
+        for _, process in running.values():
+            process.kill()
+
+
+def _stopped(job: Job, code: int | None) -> str:
+    why = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    return f"The process of {job.name} was stopped ({why}). The same command goes on where it was."
+
+
+def _run_and_tell(job: Job, folder: Path, pipe: Connection) -> None:
+    """Run a job; send its steps and regrets, and at the end its points or what went wrong."""
+
+    def says(_: str, step: int, regret: float) -> None:
+        if step % 20 == 0 or step == job.steps:
+            try:
+                pipe.send((step, regret))
+            except OSError:  # nobody listens any more: the process that began this one is gone
+                signal.raise_signal(signal.SIGTERM)
+
+    try:
+        pipe.send(run(job, folder, says))
     except KeyboardInterrupt:
-        _interrupted.set()
-        raise
+        raise SystemExit(128 + signal.SIGINT) from None
+    except Exception as error:
+        pipe.send(error)
 
 
 def write(path: Path, points: Iterable[Point]) -> None:

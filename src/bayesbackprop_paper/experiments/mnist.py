@@ -1,6 +1,7 @@
 """MNIST classification (section 5.1 of the paper): every method of Table 1 and its baselines, on one loop."""
 
 import functools
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
-from bayesbackprop._files import read_checkpoint
+from bayesbackprop._files import read_checkpoint, write_atomically
 from bayesbackprop._networks import mlp
 from bayesbackprop._version import __version__
 from bayesbackprop.callbacks import Callback
@@ -42,6 +43,9 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 # The selected model of a run, for others to use.
 MODEL = "model.safetensors"
+
+# What a run gave, and how it was made.
+RESULT = "result.json"
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,32 @@ def began(folder: Path) -> Config:
     prefix = "schedule."
     schedule = {name.removeprefix(prefix): about.pop(name) for name in list(about) if name.startswith(prefix)}
     return _config({**about, "schedule": schedule})
+
+
+def write_result(config: Config, folder: Path, result: Result, command: str) -> None:
+    """Write down what a run gave, so that it need not be run again."""
+    made = {"made": {"command": command, **describe(config)}, "result": asdict(result)}
+    write_atomically(folder / RESULT, json.dumps(made, indent=1).encode())
+
+
+def finished(config: Config, folder: Path) -> Result | None:
+    """What the run in ``folder`` gave, if it is complete and was one of ``config``."""
+    try:
+        was = json.loads((folder / RESULT).read_text())
+        made = {name: value for name, value in was["made"].items() if name not in ("command", "version")}
+        result = Result(**was["result"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # there is none, or none that can be read: it is made again
+    _, metadata = read_checkpoint(folder / CHECKPOINT)
+    complete = len(metadata["state"]["records"]) == config.schedule.epochs and (folder / MODEL).exists()
+    return result if complete and made == asdict(config) else None
+
+
+def flat(config: Config) -> dict[str, object]:
+    """All settings, one by one."""
+    values = asdict(config)
+    schedule = values.pop("schedule")
+    return values | {f"schedule.{name}": value for name, value in schedule.items()}
 
 
 def describe(config: Config) -> dict[str, object]:

@@ -59,3 +59,17 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process that is alive holds the lock of :func:`locked`."""
+    import fcntl
+
+    try:
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -3,23 +3,32 @@
 A study lives in a database: a file of SQLite's unless told otherwise, or any storage that Optuna can reach, so that
 many machines can work on one study. It can be stopped at any time and goes on where it was, in the middle of a trial
 too. Trials that are worse than the median of those before them at the same epoch are given up.
+
+A trial whose process was killed stays RUNNING in the database. The next search on that machine tries it again at once,
+for each search holds a lock that ends with its process; those of other machines when it has been silent for long.
 """
 
+import copy
 import math
+import platform
 import shutil
 import sys
+import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop.callbacks import Callback
-from bayesbackprop.training import DivergenceError, Run
+from bayesbackprop.training import DivergenceError, Run, TerminatedError, interrupt_deferred
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.mnist import Config, prepare
 from bayesbackprop_paper.experiments.recipe import Examples, selected
+from bayesbackprop_paper.experiments.records import is_locked, locked
 
 Space = Literal["paper", "ours"]
 _Value = TypeVar("_Value")
@@ -34,6 +43,15 @@ GRID: Mapping[str, Sequence[Any]] = {
 }
 
 
+# Seconds between signs of life, for processes on other machines.
+_HEARTBEAT = 60
+# How often a trial is tried again after its process was stopped: it goes on where it was, but may be what stops it.
+_RETRIES = 20
+# The attribute of a trial that says on which machine it runs, and which folder its process has locked.
+_PLACE = "place"
+
+
+@interrupt_deferred()  # a signal within Optuna would leave it in pieces
 def search(
     config: Config,
     images: Images,
@@ -60,9 +78,12 @@ def search(
     study = optuna.create_study(
         storage=database, sampler=sampler, pruner=pruner, study_name=name, load_if_exists=True, direction="minimize"
     )
+    # For trials that end elsewhere: a sampler of the grid would end the search with them.
+    notes = optuna.load_study(storage=database, study_name=name, sampler=optuna.samplers.RandomSampler())
     training, validation = (Examples(*split) for split in images[:2])
 
     def objective(trial: Any) -> float:
+        trial.set_user_attr(_PLACE, place)
         chosen = _suggest(trial, config, space)
         # One that was stopped is tried again under another number, and goes on in the folder of the first.
         first = _retry().retried_trial_number(study.trials[trial.number])
@@ -76,15 +97,25 @@ def search(
         except DivergenceError:
             print(f"trial {trial.number}: given up, its cost is no number", file=sys.stderr, flush=True)
             raise optuna.TrialPruned from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TerminatedError) as stop:
             goes_on = True
-            _retry()(study, study.trials[trial.number])
+            _try_again(study, study.trials[trial.number])
+            if isinstance(stop, TerminatedError):  # of which Optuna knows nothing
+                notes.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             raise
         finally:
             if not goes_on:
                 shutil.rmtree(own, ignore_errors=True)
 
-    study.optimize(objective, n_trials=trials)
+    def stop_if_interrupted(*_: Any) -> None:
+        if interrupted():
+            study.stop()
+
+    with interrupt_deferred() as interrupted, _alive(notes, storage, folder, name) as place:
+        # Optuna counts a point of the grid as tried even if its trial is in the queue again.
+        waits = any(trial.state.name == "WAITING" for trial in study.trials)
+        if waits or not isinstance(sampler, optuna.samplers.GridSampler) or not sampler.is_exhausted(study):
+            study.optimize(objective, n_trials=trials, callbacks=[stop_if_interrupted])
     over = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]  # and not stopped
     return {"validation_error": study.best_value, **_named(study.best_params), "trials": len(over)}
 
@@ -95,18 +126,61 @@ def _database(storage: str) -> Any:
 
     try:
         return optuna.storages.RDBStorage(
-            storage, heartbeat_interval=60, heartbeat_stale_trial_callback=_retry(max_retry=3)
+            storage, heartbeat_interval=_HEARTBEAT, heartbeat_stale_trial_callback=_try_again
         )
     except (SQLAlchemyError, ImportError, ValueError) as error:
         got = Described(f"{storage} ({str(error).splitlines()[0]})")
         raise invalid("storage", "search", "the address of a database, as sqlite:///file.db", got) from None
 
 
-def _retry(max_retry: int | None = None) -> Any:
+def _retry() -> Any:
     """Puts a trial that was stopped into the queue again."""
     import optuna
 
-    return optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry, inherit_intermediate_values=True)
+    return optuna.storages.RetryHeartbeatStaleTrialCallback(_RETRIES, inherit_intermediate_values=True)
+
+
+def _try_again(study: Any, trial: Any) -> None:
+    """Put a trial that was stopped into the queue, without the place where it was."""
+    queued = copy.deepcopy(trial)
+    queued.user_attrs = {name: value for name, value in trial.user_attrs.items() if name != _PLACE}
+    _retry()(study, queued)
+
+
+@contextmanager
+def _alive(study: Any, storage: str, folder: Path, name: str) -> Iterator[str]:
+    """Within it this process holds a lock, whose place is given. Before it, what killed processes left is queued."""
+    own = folder / f"{name}.{uuid.uuid4().hex}"
+    with ExitStack() as held:
+        with locked(folder.parent):  # no other search looks while a lock is being made
+            others = [each for each in folder.glob(f"{name}.*") if is_locked(each)]
+            for left in {*folder.glob(f"{name}.*")} - {*others}:
+                shutil.rmtree(left, ignore_errors=True)
+            _free(study, alone=not others and storage.startswith("sqlite"))
+            held.callback(shutil.rmtree, own, ignore_errors=True)
+            held.enter_context(locked(own))
+        yield f"{platform.node()}:{own.resolve()}"
+
+
+def _free(study: Any, *, alone: bool) -> None:
+    """Try again the trials that killed processes of this machine have left; ``alone`` no other process is searching."""
+    import optuna
+
+    known = study.trials
+    again = {number for trial in known for number in _retry().retry_history(trial)}
+    long_ago = datetime.now() - timedelta(seconds=_HEARTBEAT)
+    for trial in known:
+        if trial.state.name != "RUNNING":
+            continue
+        if _PLACE in trial.user_attrs:
+            machine, _, place = trial.user_attrs[_PLACE].partition(":")
+            is_dead = machine == platform.node() and not is_locked(Path(place))
+        else:  # killed in its first moment, before it could say where it is
+            is_dead = alone or trial.datetime_start < long_ago
+        if is_dead:
+            if trial.number not in again:
+                _try_again(study, trial)
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
 class _Watch(Callback):

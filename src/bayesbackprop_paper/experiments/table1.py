@@ -9,11 +9,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from bayesbackprop._errors import invalid
-from bayesbackprop._files import write_atomically
 from bayesbackprop.callbacks import Callback
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.figures import OURS, finish, panels
-from bayesbackprop_paper.experiments.mnist import Config, Result, describe, run
+from bayesbackprop_paper.experiments.mnist import RESULT, Config, Result, run, write_result
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Schedule, read_metrics
 from bayesbackprop_paper.experiments.records import locked, read_rows, remember, write_rows
 
@@ -130,7 +129,7 @@ def finished(
 ) -> dict[str, Any]:
     """What a run gave and how it was made, after running it, and what it starts from, if that has not been done."""
     folder = runs / name_of(config)
-    done = folder / "result.json"
+    done = folder / RESULT
     with locked(folder):  # another process with the same run waits, and finds it done
         if not done.exists():
             start, before = None, 0.0
@@ -140,8 +139,7 @@ def finished(
             title = name_of(config) + (f", without {config.pruned:.0%} of the weights" if config.pruned else "")
             result = run(config, images, folder, progress(title), curve=curve, start=start)
             result = replace(result, seconds=before + result.seconds)
-            made = {"command": command, **describe(config)}
-            write_atomically(done, json.dumps({"made": made, "result": asdict(result)}, indent=1).encode())
+            write_result(config, folder, result, command)
             (folder / CHECKPOINT).unlink()  # it served to resume
     was: dict[str, Any] = json.loads(done.read_text())
     if any(was["made"].get(name, _DEFAULTS.get(name)) != value for name, value in asdict(config).items()):

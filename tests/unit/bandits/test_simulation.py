@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bandit_worlds import GAINS, LAST, PLACES, ROWS, STEPS, assert_goes_on, assert_same, done_in, snapshot, start
 from bayesbackprop.bandits import Agent, Environment, LinearThompson, Table, Uniform, simulate, simulation
+from bayesbackprop.training import TerminatedError
 from bayesbackprop_paper.environments import Wheel
 
 pytestmark = pytest.mark.identities
@@ -107,6 +108,17 @@ def test_ctrl_c_leaves_a_checkpoint(kind: str, step: int, tmp_path: Path) -> Non
     assert done_in(tmp_path / "new" / "run") == (done, done, done, [done] * 2)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert_goes_on(kind, tmp_path / "new" / "run", tmp_path / "whole")
+
+
+def test_sigterm_leaves_a_checkpoint(tmp_path: Path) -> None:
+    def send(now: int, _: Tensor) -> None:
+        if now == LAST:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(TerminatedError):
+        simulate(*start("linear"), STEPS, tmp_path / "run", send)
+    assert done_in(tmp_path / "run") == (LAST, LAST, LAST, [LAST] * 2)
+    assert_goes_on("linear", tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_run_resumed_again_and_again(tmp_path: Path) -> None:

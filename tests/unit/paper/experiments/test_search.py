@@ -1,6 +1,8 @@
 """A search chooses on the validation set only, goes on wherever it was stopped, and gives up what is hopeless."""
 
 import math
+import platform
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +13,11 @@ import pytest
 
 import digits
 from bayesbackprop.callbacks import Callback
-from bayesbackprop.training import DivergenceError, Run
+from bayesbackprop.training import DivergenceError, Run, TerminatedError
 from bayesbackprop_paper.experiments import mnist, search, table1
 from bayesbackprop_paper.experiments.mnist import Config
 from bayesbackprop_paper.experiments.recipe import Experiment
+from bayesbackprop_paper.experiments.records import locked
 from searches import images, optuna, trials_in
 
 pytestmark = pytest.mark.identities
@@ -132,7 +135,10 @@ def test_a_study_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("space", ["paper", "ours"])
-def test_a_trial_that_was_interrupted_goes_on(space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, TerminatedError])
+def test_a_trial_that_was_interrupted_goes_on(
+    stop: type[BaseException], space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = digits.RECIPES["sgd"]
     seen: list[list[int]] = []
     epoch = search._Watch.on_epoch
@@ -141,12 +147,12 @@ def test_a_trial_that_was_interrupted_goes_on(space: Any, tmp_path: Path, monkey
         epoch(self, run)
         seen[-1].append(run.epoch)
         if len(seen) < 3:
-            raise KeyboardInterrupt
+            raise stop
 
     monkeypatch.setattr(search._Watch, "on_epoch", watch)
     for _ in range(2):
         seen.append([])
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(stop):
             look(tmp_path, config, space)
     seen.append([])
     look(tmp_path, config, space)
@@ -156,6 +162,68 @@ def test_a_trial_that_was_interrupted_goes_on(space: Any, tmp_path: Path, monkey
     assert trials[0].params == trials[1].params == trials[2].params
     assert sorted(trials[-1].intermediate_values) == [1, 2, 3]
     assert list(tmp_path.glob("search/*")) == []
+
+
+def unfinished(folder: Path, **attributes: str) -> None:
+    """A trial that some process has begun."""
+    study = optuna.create_study(storage=f"sqlite:///{folder / 'search.db'}", study_name="study")
+    trial = study.ask()
+    for name, value in attributes.items():
+        trial.set_user_attr(name, value)
+
+
+def states(folder: Path) -> list[str]:
+    return [trial.state.name for trial in trials_in(folder)]
+
+
+def test_a_trial_whose_process_lives_is_left_to_it(tmp_path: Path) -> None:
+    other = tmp_path / "search" / "study.other"
+    with locked(other):
+        unfinished(tmp_path, place=f"{platform.node()}:{other}")
+        look(tmp_path, digits.RECIPES["sgd"])
+        assert states(tmp_path) == ["RUNNING", "COMPLETE"]
+    look(tmp_path, digits.RECIPES["sgd"])
+    assert states(tmp_path) == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert list(tmp_path.glob("search/*")) == []
+
+
+def test_a_trial_that_was_killed_in_its_first_moment_is_tried_again(tmp_path: Path) -> None:
+    unfinished(tmp_path)
+    with locked(tmp_path / "search" / "study.other"):  # it may belong to this other process
+        look(tmp_path, digits.RECIPES["sgd"])
+    assert states(tmp_path) == ["RUNNING", "COMPLETE"]
+    look(tmp_path, digits.RECIPES["sgd"])
+    assert states(tmp_path) == ["FAIL", "COMPLETE", "COMPLETE"]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_trial_that_was_queued_before_its_process_died_is_queued_once(tmp_path: Path) -> None:
+    unfinished(tmp_path, place=f"{platform.node()}:{tmp_path / 'gone'}")
+    study = optuna.load_study(study_name="study", storage=f"sqlite:///{tmp_path / 'search.db'}")
+    search._try_again(study, study.trials[0])
+    look(tmp_path, digits.RECIPES["sgd"], trials=1)
+    assert states(tmp_path) == ["FAIL", "COMPLETE"]
+
+
+def test_a_grid_that_was_searched_is_not_searched_again(tried: list[Config], tmp_path: Path) -> None:
+    found = [look(tmp_path, digits.RECIPES["sgd"], "paper", trials=3) for _ in range(2)]
+    assert found[0] == found[1]
+    assert len(tried) == 3
+
+
+def test_a_signal_between_trials_is_not_lost(
+    tried: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suggest = search._suggest
+
+    def send(*arguments: Any) -> Config:
+        signal.raise_signal(signal.SIGTERM)
+        return suggest(*arguments)
+
+    monkeypatch.setattr(search, "_suggest", send)
+    with pytest.raises(TerminatedError):
+        look(tmp_path, digits.RECIPES["sgd"], trials=3)
+    assert states(tmp_path) == ["COMPLETE"]
 
 
 def test_a_trial_that_diverges_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
