@@ -253,7 +253,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "a pickle": lambda path: torch.save(mlp((2, 2)).state_dict(), path),
     "a Bayesian checkpoint": lambda path: save(Bayesian(mlp((5, 7, 3)), Gaussian(0.5)), path),
     "another program's": lambda path: safetensors.torch.save_file(mlp((2, 2)).state_dict(), path),
-    "a future format": lambda path: (_good(path), rewrite(path, lambda header, _: header.update(format=3))),
+    "a future format": lambda path: (_good(path), rewrite(path, lambda header, _: header.update(format=4))),
     "no layers": _changed(lambda meta, tensors: (meta.update(layers=[]), tensors.clear())),
     "layers are text": _changed(lambda meta, _: meta.update(layers="Linear")),
     "a layer of no known kind": _changed(lambda meta, _: meta["layers"][1].update(kind="Bomb")),

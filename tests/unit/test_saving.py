@@ -326,7 +326,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     },
     "no format": _header(lambda header: header.pop("format")),
     "format is text": _header(lambda header: header.update(format="1")),
-    "a future format": _header(lambda header: header.update(format=3, version="9.0")),
+    "a future format": _header(lambda header: header.update(format=4, version="9.0")),
     "seed is text": _metadata(lambda metadata: metadata.update(seed="7")),
     "seed is null": _metadata(lambda metadata: metadata.update(seed=None)),
     "centred is text": _metadata(lambda metadata: metadata.update(centred="no")),

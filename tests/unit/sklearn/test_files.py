@@ -144,7 +144,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "the other estimator's": lambda path: fitted(BayesianMLPRegressor).save(path),
     "not JSON": _rewritten(lambda header, tensors: None, "{"),
     "a list": _rewritten(lambda header, tensors: None, "[1]"),
-    "a future format": _rewritten(lambda header, tensors: header.update(format=3)),
+    "a future format": _rewritten(lambda header, tensors: header.update(format=4)),
     "no format": _rewritten(lambda header, tensors: header.pop("format")),
     "no state": _changed(lambda data, tensors: data.pop("state")),
     "a state that is a list": _changed(lambda data, tensors: data.update(state=[1])),
