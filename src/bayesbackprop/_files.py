@@ -208,16 +208,18 @@ def _is_deep(value: Any, levels: int = _DEEPEST) -> bool:
     return levels < 0 or any(_is_deep(each, levels - 1) for each in inner)
 
 
-def check_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], infinite: Container[str] = ()) -> None:
+def check_same(
+    owner: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], infinite: Container[str] = ()
+) -> None:
     """Refuse tensors that have not the names, shapes and types of those ``expected``, and numbers that are not finite.
 
-    Those that are named in ``infinite`` may be infinite, but not NaN.
+    Those that are named in ``infinite`` may be infinite, as masks are, but not NaN. Errors name ``owner``.
     """
     theirs, ours = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (found, expected))
     if odd := sorted({name for name, _ in theirs.items() ^ ours.items()}):
         raise ValueError(f"{odd} missing, besides, or of another shape or type")
     for name, tensor in found.items():
-        check_finite(name, "the file", tensor.clamp(-1, 1) if name in infinite else tensor)
+        check_finite(name, owner, tensor.clamp(-1, 1) if name in infinite else tensor)
 
 
 def check_counter(name: str, value: object) -> int:
