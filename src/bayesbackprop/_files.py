@@ -90,7 +90,7 @@ class File:
         tensors: The tensors by name.
         contents: What the writer said in JSON.
         understanding: ``with file.understanding():`` turns what goes wrong while the file is interpreted into the error
-            for a file that cannot be read.
+            for a file that cannot be read; with an argument, this is what the error says of the file.
     """
 
     format: int
@@ -98,7 +98,7 @@ class File:
     version: str | None
     tensors: dict[str, Tensor]
     contents: dict[str, Any]
-    understanding: Callable[[], AbstractContextManager[None]]
+    understanding: Callable[..., AbstractContextManager[None]]
 
 
 def write(path: StrPath, kind: Kind, tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> None:
@@ -230,14 +230,16 @@ def check_counter(name: str, value: object) -> int:
 
 
 @contextmanager
-def _understanding(refusal: Callable[[str], ValueError]) -> Iterator[None]:
+def _understanding(
+    refusal: Callable[[str], ValueError], what: str = "which is damaged or has metadata that cannot be understood"
+) -> Iterator[None]:
     try:
         yield
     except _MISUNDERSTANDINGS as error:
         # In further lines torch says where in its own code.
         reason, *_ = str(error)[:_REPEATED].splitlines() or [""]
         why = f"{type(error).__name__}: {reason}"
-        raise refusal(f"which is damaged or has metadata that cannot be understood ({why})") from error
+        raise refusal(f"{what} ({why})") from error
 
 
 def _refusal(path: StrPath, owner: str, kind: Kind | None, reason: str) -> ValueError:

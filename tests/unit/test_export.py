@@ -340,9 +340,7 @@ def test_what_is_not_finite_is_neither_made_nor_written(bad: float, tmp_path: Pa
         with torch.no_grad():
             getattr(net[2], name).view(-1)[1] = bad
         for network in (net, model):
-            with pytest.raises(
-                ValueError, match=r"'network' parameter of sparse must be finite\. Got NaN or inf in 1 of"
-            ):
+            with pytest.raises(ValueError, match=r"'network' parameter of sparse must be finite. Got NaN or inf"):
                 sparse(network)
         with pytest.raises(ValueError, match=r"'net' parameter of save_sparse must be finite"):
             save_sparse(SparseNetwork(net), tmp_path / "net")
