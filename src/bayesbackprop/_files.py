@@ -57,7 +57,7 @@ _KEYS_1: Mapping[str, Kind] = {
 
 # What code that interprets a damaged file raises: a missing name, a wrong type, a number out of range, and what torch
 # says of tensors that do not fit.
-_MISUNDERSTANDINGS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+MISUNDERSTANDINGS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 # The end of the name of a file that is being written. It is long so that nobody else's file has it: see _clean.
 _UNFINISHED = ".bayesbackprop-unfinished"
@@ -217,7 +217,8 @@ def check_same(
     """
     theirs, ours = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (found, expected))
     if odd := sorted({name for name, _ in theirs.items() ^ ours.items()}):
-        raise ValueError(f"{odd} missing, besides, or of another shape or type")
+        constraint = "of the names, shapes and types that it has"
+        raise invalid("tensors", owner, constraint, Described(f"others for {odd}"))
     for name, tensor in found.items():
         check_finite(name, owner, tensor.clamp(-1, 1) if name in infinite else tensor)
 
@@ -235,7 +236,7 @@ def _understanding(
 ) -> Iterator[None]:
     try:
         yield
-    except _MISUNDERSTANDINGS as error:
+    except MISUNDERSTANDINGS as error:
         # In further lines torch says where in its own code.
         reason, *_ = str(error)[:_REPEATED].splitlines() or [""]
         why = f"{type(error).__name__}: {reason}"
