@@ -217,7 +217,8 @@ def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
         if file.tensors:
             raise ValueError(f"{sorted(file.tensors)} besides")
         linear = [module for module in modules if isinstance(module, (SparseLinear, nn.Linear))]
-        if not linear or any(this.out_features != after.in_features for this, after in pairwise(linear)):
+        fit = all(this.out_features == after.in_features for this, after in pairwise(linear))
+        if not fit or len({layer.bias.dtype for layer in linear}) != 1:
             raise ValueError("layers that do not fit together")
     return SparseNetwork(nn.Sequential(*modules))
 

@@ -270,6 +270,9 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "gaps beyond the end": _changed(lambda _, tensors: tensors["0.gaps"].fill_(254)),
     "gaps of another type": _changed(lambda _, tensors: tensors.update({"0.gaps": tensors["0.gaps"].int()})),
     "values of another type": _changed(lambda _, tensors: tensors.update({"0.values": tensors["0.values"].int()})),
+    "values of another precision": _changed(
+        lambda _, tensors: tensors.update({"0.values": tensors["0.values"].double()})
+    ),
     "values that are zero": _changed(lambda _, tensors: tensors["0.values"][3:4].zero_()),
     "NaN": _changed(lambda _, tensors: tensors["0.values"][3:4].fill_(torch.nan)),
     "infinity": _changed(lambda _, tensors: tensors["0.values"][3:4].fill_(torch.inf)),

@@ -131,8 +131,10 @@ class Agent(ABC):
                 raise ValueError(f"{name} is negative")
             if last == "actions" and bool((tensor >= self.actions).any()):
                 raise ValueError(f"{name} that there are not")
-            if last == "root" and not bool((tensor.diagonal(dim1=-2, dim2=-1) > 0).all()):
-                raise ValueError(f"{name} of a matrix that is not positive")
+            if last == "root":
+                matrix, positive = tensors["matrix"], bool((tensor.diagonal(dim1=-2, dim2=-1) > 0).all())
+                if not positive or not bool((tensor @ tensor.mT - matrix).abs().max() <= 1e-9 * matrix.abs().max()):
+                    raise ValueError("a root that is not that of its matrix")
             if last == "step" and int(tensor) != float(tensor):
                 raise ValueError(f"{name} {float(tensor)}")
         acted, observed = check_counter("acted", acted), check_counter("observed", observed)

@@ -82,6 +82,7 @@ def test_no_agent_is_made_larger_than_its_file(
 
 
 LINEAR: dict[str, Change] = {
+    "another matrix": lambda _, tensors: tensors["matrix"].fill_(0.5),
     "a root that is not positive": lambda _, tensors: tensors["root"].zero_(),
     "a negative count": lambda _, tensors: tensors["count"].fill_(-1),
     "a negative square": lambda _, tensors: tensors["square"].fill_(-1),

@@ -111,7 +111,7 @@ CHANGES: dict[str, Change] = {
     "sums that are text": _state(sums={"cost": "1"}, taken=1, examples=10),
     "seconds that are not a number": _state(seconds=math.nan),
     "records that are text": _state(records="a"),
-    "a record without a cost": lambda contents, _: contents["state"]["records"][0].pop("cost"),
+    "a record without an epoch": lambda contents, _: contents["state"]["records"][0].pop("epoch"),
     "a record of another epoch": lambda contents, _: contents["state"]["records"][0].update(epoch=7),
     "an infinite cost": lambda contents, _: contents["state"]["records"][0].update(cost=math.inf),
     "about is a list": lambda contents, _: contents.update(about=[1]),
