@@ -1,18 +1,22 @@
 """The library's files: one format for all of them, atomic writes, and one error for whatever cannot be read.
 
 A file is a safetensors file. Its metadata has one entry, whose JSON says the number of the format, the kind of the
-file, the version of the library that wrote it, and the contents: what the writer of that kind needs besides tensors.
-Reading a file never runs code.
+file, the version of the library that wrote it, the contents (what the writer of that kind needs besides tensors), and a
+checksum of all that and of the tensors. Reading a file never runs code.
+
+safetensors itself checks, before anything is allocated, that the header and every tensor lie within the file and that
+shapes and types agree with their bytes. What JSON claims is checked here and by the readers of each kind.
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,18 +25,26 @@ from typing import Any, Literal, get_args
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, invalid
+from bayesbackprop._errors import Described, check_finite, invalid
 from bayesbackprop._version import __version__
 
 StrPath = str | os.PathLike[str]
 Kind = Literal["model", "checkpoint", "sparse network", "agent", "estimator"]
 
 # The layout of the files. It rises when an older version of the library could not read them.
-FORMAT = 2
+FORMAT = 3
 # It was the key of models in format 1, so that an older version refuses a newer model by its format.
 _KEY = "bayesbackprop"
+# What precedes the checksum in the JSON; it is the last entry, from format 3 on.
+_CHECKSUM = ', "checksum": '
+
+# The longest JSON in characters, its deepest nesting, and the largest counter: above it a float skips integers.
+_LONGEST, _DEEPEST, _LARGEST = 2**26, 64, 2**53
+# Characters of a file's own words that an error repeats.
+_REPEATED = 300
 
 # Format 1 was four layouts, each with a key of its own. Its checkpoints, alone, did not say their format.
 _CHECKPOINT_1 = "bayesbackprop.checkpoint"
@@ -45,12 +57,21 @@ _KEYS_1: Mapping[str, Kind] = {
 
 # What code that interprets a damaged file raises: a missing name, a wrong type, a number out of range, and what torch
 # says of tensors that do not fit.
-_MISUNDERSTANDINGS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+MISUNDERSTANDINGS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 # The end of the name of a file that is being written. It is long so that nobody else's file has it: see _clean.
 _UNFINISHED = ".bayesbackprop-unfinished"
 # Characters of the final name in that of the unfinished file: names have at most 255 bytes, and a character up to 4.
 _NAME = 40
+# What to do where a file cannot be written.
+_ADVICE = {
+    errno.ENOSPC: " (free some space, or choose another disk)",
+    errno.EDQUOT: " (free some space, or choose another disk)",
+    errno.EACCES: " (choose a folder that you may write to)",
+    errno.EPERM: " (choose a folder that you may write to)",
+    errno.EROFS: " (choose a folder that you may write to)",
+    errno.ENOENT: " (make its folder first)",
+}
 # Seconds, a day: a file that has been unfinished for longer was left by a process that was killed.
 _ABANDONED = 24 * 60 * 60.0
 
@@ -63,26 +84,33 @@ class File:
     """What a file holds.
 
     Attributes:
+        format: The number of its format.
         kind: What it is a file of.
         version: The library that wrote it; None where a checkpoint of format 1 does not say.
         tensors: The tensors by name.
         contents: What the writer said in JSON.
         understanding: ``with file.understanding():`` turns what goes wrong while the file is interpreted into the error
-            for a file that cannot be read.
+            for a file that cannot be read; with an argument, this is what the error says of the file.
     """
 
+    format: int
     kind: Kind
     version: str | None
     tensors: dict[str, Tensor]
     contents: dict[str, Any]
-    understanding: Callable[[], AbstractContextManager[None]]
+    understanding: Callable[..., AbstractContextManager[None]]
 
 
 def write(path: StrPath, kind: Kind, tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> None:
     """Write a file of this kind, atomically, into a folder that exists; JSON must be able to say ``contents``."""
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": dict(contents)}
-    write_atomically(Path(path), safetensors.torch.save(contiguous, metadata={_KEY: json.dumps(header)}))
+    text = json.dumps(header)
+    if len(text) > _LONGEST or _is_deep(header):
+        constraint = f"at most {_LONGEST:,} characters of JSON, nested at most {_DEEPEST} deep"
+        raise invalid("contents", f"the file of {_article(kind)}", constraint, Described(f"{len(text):,} characters"))
+    metadata = {_KEY: sealed(text[:-1], contiguous)}
+    write_atomically(Path(path), safetensors.torch.save(contiguous, metadata=metadata))
 
 
 def read(path: StrPath, kind: Kind | None, owner: str) -> File:
@@ -91,9 +119,13 @@ def read(path: StrPath, kind: Kind | None, owner: str) -> File:
     with _opened(path, owner, refusal) as (file, header):
         if kind is not None and header["kind"] != kind:
             raise refusal(f"which holds {_article(header['kind'])}")
-        # Copies: safetensors maps the file into memory, which would change with it.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    return File(header["kind"], header["version"], tensors, header["contents"], partial(_understanding, refusal))
+        with _understanding(refusal):
+            # Copies: safetensors maps the file into memory, which would change with it.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            text = header.pop("text")
+            if (header["format"] >= 3 or _CHECKSUM in text) and text != sealed(text.rpartition(_CHECKSUM)[0], tensors):
+                raise ValueError("its checksum is missing, or that of other contents")
+    return File(**header, tensors=tensors, understanding=partial(_understanding, refusal))
 
 
 def kind_of(path: StrPath, owner: str) -> Kind:
@@ -117,7 +149,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 @contextmanager
 def _opened(path: StrPath, owner: str, refusal: Callable[[str], ValueError]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A safetensors file, whose tensors are read when they are asked for, and its header in the format of today."""
-    if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
+    if not isinstance(path, (str, os.PathLike)) or (Path(path).exists() and not Path(path).is_file()):
         raise invalid("path", owner, "the path of a file", path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -132,10 +164,14 @@ def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -
     if key is None:
         raise refusal("which another program wrote")
     with _understanding(refusal):
+        if len(metadata[key]) > _LONGEST:
+            raise ValueError(f"metadata of {len(metadata[key]):,} characters")
         header: dict[str, Any] = json.loads(metadata[key])
         number = 1 if key == _CHECKPOINT_1 else header["format"]
         if type(number) is not int:
             raise TypeError(f"format {number!r}")
+        if _is_deep(header):
+            raise ValueError(f"metadata nested more than {_DEEPEST} deep")
     if number > FORMAT:
         known = f"bayesbackprop {__version__} reads up to format {FORMAT}"
         raise refusal(f"which bayesbackprop {header.get('version')} wrote in format {number} ({known})")
@@ -143,29 +179,75 @@ def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -
         if number == 1:  # agents were written as checkpoints
             kind = "agent" if key == _CHECKPOINT_1 and "agent" in header else _KEYS_1[key]
             contents = {name: value for name, value in header.items() if name not in ("format", "version")}
-            return {"kind": kind, "version": header.get("version"), "contents": contents}
-        if number != FORMAT:
+            header = {"kind": kind, "version": header.get("version"), "contents": contents}
+        elif number < 1:
             raise ValueError(f"format {number}")
         found = {name: header[name] for name in ("kind", "version", "contents")}
         if found["kind"] not in get_args(Kind) or not isinstance(found["contents"], dict):
             raise ValueError(f"kind {found['kind']!r} with {type(found['contents']).__name__}")
-        return found
+        if not isinstance(found["version"], str | None):
+            raise TypeError(f"version {found['version']!r}")
+        return {"format": number, "text": metadata[key], **found}
+
+
+def sealed(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """The JSON ``text`` of a mapping, whose last brace is missing, with a checksum as its last entry.
+
+    It is that of the text, and of the names, types, shapes and bytes of the tensors, which are not copied.
+    """
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return f'{text}{_CHECKSUM}"{digest.hexdigest()}"}}'
+
+
+def _is_deep(value: Any, levels: int = _DEEPEST) -> bool:
+    """Whether what JSON says is nested more than so many levels deep."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return levels < 0 or any(_is_deep(each, levels - 1) for each in inner)
+
+
+def check_same(
+    owner: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], infinite: Container[str] = ()
+) -> None:
+    """Refuse tensors that have not the names, shapes and types of those ``expected``, and numbers that are not finite.
+
+    Those that are named in ``infinite`` may be infinite, as masks are, but not NaN. Errors name ``owner``.
+    """
+    theirs, ours = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (found, expected))
+    if odd := sorted({name for name, _ in theirs.items() ^ ours.items()}):
+        constraint = "of the names, shapes and types that it has"
+        raise invalid("tensors", owner, constraint, Described(f"others for {odd}"))
+    for name, tensor in found.items():
+        check_finite(name, owner, tensor.clamp(-1, 1) if name in infinite else tensor)
+
+
+def check_counter(name: str, value: object) -> int:
+    """Refuse what no counter can be: not an int, negative or absurdly large."""
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise ValueError(f"{name} {value!r:.80}")
+    return value
 
 
 @contextmanager
-def _understanding(refusal: Callable[[str], ValueError]) -> Iterator[None]:
+def _understanding(
+    refusal: Callable[[str], ValueError], what: str = "which is damaged or has metadata that cannot be understood"
+) -> Iterator[None]:
     try:
         yield
-    except _MISUNDERSTANDINGS as error:
-        reason, *_ = str(error).splitlines() or [""]  # in further lines torch says where in its own code
+    except MISUNDERSTANDINGS as error:
+        # In further lines torch says where in its own code.
+        reason, *_ = str(error)[:_REPEATED].splitlines() or [""]
         why = f"{type(error).__name__}: {reason}"
-        raise refusal(f"which is damaged or has metadata that cannot be understood ({why})") from error
+        raise refusal(f"{what} ({why})") from error
 
 
 def _refusal(path: StrPath, owner: str, kind: Kind | None, reason: str) -> ValueError:
     """The one error for a file that cannot be read."""
     constraint = "a file of bayesbackprop" + ("" if kind is None else f" that holds {_article(kind)}")
-    return invalid("path", owner, constraint, Described(f"{os.fspath(path)}, {reason}"))
+    shown = reason if len(reason) <= 2 * _REPEATED else f"{reason[:_REPEATED]}..."
+    return invalid("path", owner, constraint, Described(f"{os.fspath(path)}, {shown}"))
 
 
 def _article(kind: Kind) -> str:
@@ -184,9 +266,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     path, mode = path.resolve(), None
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode
-    if mode is not None and not stat.S_ISREG(mode):  # a pipe, or a device
-        path.write_bytes(content)
-        return
     start = f".{path.name[:_NAME]}."
     temporary = path.with_name(f"{start}{secrets.token_hex(8)}{_UNFINISHED}")
 
@@ -195,16 +274,26 @@ def write_atomically(path: Path, content: bytes) -> None:
         return os.open(name, flags, 0o666 if mode is None else 0o600)
 
     try:
-        with open(temporary, "xb", opener=create) as file:  # x: neither an existing file nor a link is opened
-            file.write(content)
-            file.flush()
-            if mode is not None:
-                os.chmod(temporary, stat.S_IMODE(mode))
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+        if mode is not None and not stat.S_ISREG(mode):  # a pipe, or a device
+            path.write_bytes(content)
+            return
+        try:
+            with open(temporary, "xb", opener=create) as file:  # x: neither an existing file nor a link is opened
+                file.write(content)
+                file.flush()
+                if mode is not None:
+                    os.chmod(temporary, stat.S_IMODE(mode))
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # What the system says names no file, or the temporary one.
+        advice = _ADVICE.get(error.errno, "")
+        raise OSError(error.errno, f"{error.strerror}{advice}", os.fspath(path)) from error
     _clean(path.parent, start)
 
 

@@ -4,12 +4,13 @@ They are called in the order in which :func:`~bayesbackprop.fit` gets them. :cla
 work it must hold.
 """
 
+import copy
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from bayesbackprop._errors import (
     Described,
     check_callable,
     check_count,
+    check_finite,
     check_path,
     check_probability,
     check_text,
@@ -29,13 +31,17 @@ from bayesbackprop._errors import (
     invalid,
     tensor_shape,
 )
-from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
+from bayesbackprop._files import check_counter, check_same, read, write_atomically, write_checkpoint
 from bayesbackprop.model import Bayesian
+from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.training import Callback, Record, Run
 
 __all__ = ["Averaging", "Best", "Callback", "Checkpoint", "EarlyStopping", "Progress", "Records", "TensorBoard"]
 
 _Value = TypeVar("_Value")
+
+# What a checkpoint is that does not fit the run.
+_OTHER = "which is damaged or of another run"
 
 
 class Checkpoint(Callback):
@@ -75,21 +81,36 @@ class Checkpoint(Callback):
             raise invalid("callbacks", "fit", constraint, Described([type(each).__name__ for each in run.callbacks]))
         if not self.path.exists():
             return
-        tensors, metadata = read_checkpoint(self.path)
+        file = read(self.path, "checkpoint", "Checkpoint")
+        tensors, metadata = file.tensors, file.contents
         if not {"state", "optimiser", "scheduler", "callbacks"} <= metadata.keys():
             raise invalid("path", "Checkpoint", "a file that Checkpoint wrote", Described(self.path))
-        began, now = metadata["about"], self.about
+        with file.understanding():
+            began, now = dict(metadata["about"]), self.about
+            _check_run(metadata["state"])
         changed = sorted(name for name in {*began, *now} if began.get(name) != now.get(name))
         if changed:
             before, after = ({name: which.get(name) for name in changed} for which in (began, now))
             constraint = f"what the run in {self.path.parent} began with, {before}; or choose another folder"
             raise invalid("about", "Checkpoint", constraint, Described(after))
-        _load_objective(run.objective, {**under("objective", tensors), **metadata.get("objective", {})})
-        _load_optimiser(run.optimiser, under("optimiser", tensors), metadata["optimiser"])
-        if run.scheduler is not None:
-            run.scheduler.load_state_dict(_like(run.scheduler.state_dict(), metadata["scheduler"]))
-        for name, callback in self._states.items():
-            callback.load_state_dict({**metadata["callbacks"].get(name, {}), **under(name, tensors)})
+        probe = copy.copy(run)
+        probe.history = []
+        probe.load_state_dict(metadata["state"])  # refuses other settings; the run itself is left alone
+        with file.understanding(_OTHER):
+            objective = {**under("objective", tensors), **metadata.get("objective", {})}
+            _check_objective(run.objective, objective)
+            optimiser = _optimiser_state(run.optimiser, under("optimiser", tensors), metadata["optimiser"])
+            schedule: dict[str, Any] = {}
+            if run.scheduler is not None:
+                schedule = _like(run.scheduler.state_dict(), metadata["scheduler"], _is_torchs(type(run.scheduler)))
+            states = {name: {**metadata["callbacks"].get(name, {}), **under(name, tensors)} for name in self._states}
+        with file.understanding(_OTHER), _all_or_nothing(run, self._states.values()):
+            for name, state in states.items():
+                self._states[name].load_state_dict(state)
+            if run.scheduler is not None:
+                run.scheduler.load_state_dict(schedule)
+            run.optimiser.load_state_dict(optimiser)
+            _load_objective(run.objective, objective)
         run.load_state_dict(metadata["state"])
 
     def on_start(self, run: Run) -> None:
@@ -110,6 +131,8 @@ class Checkpoint(Callback):
     def _write(self, run: Run) -> None:
         if run.rank:
             return
+        tensors = _tensors_in(run.objective.state_dict())
+        check_same("Checkpoint", tensors, tensors, dict(run.objective.named_buffers(remove_duplicate=False)))
         state = run.optimiser.state_dict()
         slots = {f"{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
         parts = {"objective": _objective_state(run.objective)}
@@ -156,11 +179,15 @@ class Best(Callback):
     def load(self, objective: nn.Module) -> int:
         """Give ``objective``, or the ``Bayesian`` that was fitted, these parameters; the epoch they are of."""
         check_type("Best.load", nn.Module, "the objective or the Bayesian that was fitted", objective=objective)
-        tensors, metadata = read_checkpoint(self.path)
-        state: dict[str, Any] = {**under("objective", tensors), **metadata.get("objective", {})}
-        # A Bayesian was trained as the model of a FreeEnergy.
-        _load_objective(objective, under("model", state) if isinstance(objective, Bayesian) else state)
-        return int(metadata["epoch"])
+        file = read(self.path, "checkpoint", "Best.load")
+        with file.understanding(_OTHER):
+            state: dict[str, Any] = {**under("objective", file.tensors), **file.contents.get("objective", {})}
+            if isinstance(objective, Bayesian):  # it was trained as the model of a FreeEnergy
+                state = under("model", state)
+            epoch = check_counter("epoch", file.contents["epoch"])
+            _check_objective(objective, state)
+            _load_objective(objective, state)
+        return epoch
 
 
 class EarlyStopping(Callback):
@@ -203,6 +230,9 @@ class Averaging(Callback):
         """The weight of the parameters after ``step`` in their average."""
         return max(1 - self.factor, 3 / (2 + step))
 
+    def restore(self, run: Run) -> None:
+        self._parameters = list(run.objective.parameters())
+
     def on_start(self, run: Run) -> None:
         parameters = list(run.objective.parameters())
         if not run.step or not self._averages:
@@ -232,6 +262,9 @@ class Averaging(Callback):
         return {str(number): average for number, average in enumerate(self._averages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:  # a run that averages only since it was resumed has none
+            expected = {str(number): parameter for number, parameter in enumerate(self._parameters)}
+            check_same("Averaging", state, expected)
         self._averages = [state[str(number)] for number in range(len(state))]
 
 
@@ -387,29 +420,120 @@ def _objective_state(objective: nn.Module) -> dict[str, Any]:
     return {name: state[name] for name in first.values()}
 
 
+def _tensors_in(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _check_objective(objective: nn.Module, state: Mapping[str, Any]) -> None:
+    """Refuse what is not a state of ``objective``."""
+    own = _objective_state(objective)
+    if own.keys() != state.keys():
+        raise ValueError(f"{sorted(own.keys() ^ state.keys())} missing or besides")
+    buffers = dict(objective.named_buffers(remove_duplicate=False))
+    check_same("the objective", _tensors_in(state), _tensors_in(own), buffers)
+    for name, value in _tensors_in(state).items():
+        if not value.dim() and not value.is_floating_point() and int(own[name]) >= 0 > int(value):
+            raise ValueError(f"{name} {int(value)}")  # a counter or a seed
+    if isinstance(objective, FreeEnergy):
+        check_counter("step", int(state["step"]))
+
+
 def _load_objective(objective: nn.Module, state: Mapping[str, Any]) -> None:
     first = _objective_state(objective)
     others = {name: value for name, value in objective.state_dict().items() if name not in first}
     objective.load_state_dict({**others, **state})  # the others are the same memory as a first name
 
 
+@contextmanager
+def _all_or_nothing(run: Run, callbacks: Iterable[Callback]) -> Iterator[None]:
+    """Within it the parts of ``run`` get their states; a failure leaves all of them as they were."""
+    parts = [run.optimiser, *callbacks]
+    before = [dict(vars(part)) for part in parts]
+    schedule = {} if run.scheduler is None else copy.deepcopy(run.scheduler.state_dict())
+    # What is loaded last, and has been checked, fails only where modules have states of their own that are no tensors.
+    objective = run.objective.state_dict()
+    if len(_tensors_in(objective)) < len(objective):
+        objective = copy.deepcopy(objective)
+    try:
+        yield
+    except BaseException:
+        for part, values in zip(parts, before, strict=True):
+            vars(part).clear()
+            vars(part).update(values)
+        if run.scheduler is not None:
+            run.scheduler.load_state_dict(schedule)
+        run.objective.load_state_dict(objective)
+        raise
+
+
+def _check_run(state: Mapping[str, Any]) -> None:
+    """Refuse what no run says of itself."""
+    step, taken, examples = (check_counter(name, state[name]) for name in ("step", "taken", "examples"))
+    sums, seconds, records = dict(state["sums"]), state["seconds"], state["records"]
+    for value in (seconds, *sums.values()):
+        _check_number("a sum", value)
+    if not isinstance(records, list) or step < len(records) or (sums and not examples) or examples < taken:
+        raise ValueError(f"step {step} after {len(records)} epochs and {taken} batches of {examples} examples")
+    for number, record in enumerate(records, 1):
+        if record["epoch"] != number:
+            raise ValueError(f"a record {record!r:.80}")
+        _check_number("a cost", record.get("cost", 0))  # of version 0.2 they have none
+        _check_number("a time", record["seconds"])
+
+
 # Slots that torch's optimisers make of the shape of their parameter, and that its fused ones write to unchecked.
-_AS_LARGE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "acc_delta", "grad_avg")
+# Averages of squares are never negative, and may overflow.
+_AS_LARGE = ("exp_avg", "momentum_buffer", "grad_avg", "exp_inf", "ax", "prev", "step_size")
+_SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "acc_delta")
+# What Adam needs of each parameter that it has stepped, and choices of how, not of what, to compute.
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_HOW = ("foreach", "fused", "capturable", "differentiable")
 
 
-def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+def _optimiser_state(
+    optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The state of ``optimiser`` in a file, after all of it has been compared with the parameters."""
+    own, strict = optimiser.state_dict()["param_groups"], _is_torchs(type(optimiser))
+    extends = any(map(_is_torchs, type(optimiser).__mro__))  # and so may run its fused kernels
+    how = [{name: group[name] for name in _HOW if name in group} for group in own]
+    groups = _like(own, [{**group, **mine} for group, mine in zip(plain["groups"], how, strict=True)], strict)
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     slots: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["slots"]}.items():
         digits, _, slot = name.partition(".")
         number = int(digits)
-        fits = number < len(parameters) and isinstance(value, Tensor) and value.shape == parameters[number].shape
-        if slot in _AS_LARGE and not fits:
-            got = tensor_shape(value) if isinstance(value, Tensor) else value
-            raise invalid("path", "Checkpoint", f"a checkpoint of this run: '{slot}' of parameter {number} fits", got)
+        parameter = parameters[check_counter("parameter", number)]
+        if extends:
+            _check_slot(f"'{slot}' of parameter {number}", slot, value, parameter)
         slots.setdefault(number, {})[slot] = value
-    groups = _like(optimiser.state_dict()["param_groups"], plain["groups"])
-    optimiser.load_state_dict({"state": slots, "param_groups": groups})
+    for mine, group in zip(own, groups, strict=True):
+        if mine["params"] != group["params"]:
+            raise ValueError(f"parameters {group['params']!r:.80} of a group")
+        if strict and any(type(value) is bool and group[name] is not value for name, value in mine.items()):
+            raise ValueError(f"settings {group!r:.200}")
+        if not all(0 <= beta < 1 for beta in group.get("betas", ())):
+            raise ValueError(f"betas {group['betas']}")
+        known = [set(slots[number]) for number in mine["params"] if number in slots]
+        needed = _ADAM | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
+        is_adam = type(optimiser) in (torch.optim.Adam, torch.optim.AdamW)
+        if strict and any(names != (needed if is_adam else known[0]) for names in known):
+            raise ValueError(f"slots {sorted(set().union(*known))}, not of all parameters")
+    return {"state": slots, "param_groups": groups}
+
+
+def _check_slot(name: str, slot: str, value: Any, parameter: Tensor) -> None:
+    if slot in (*_AS_LARGE, *_SQUARES):
+        check_same("the optimiser", {name: value}, {name: parameter}, (name,) if slot in _SQUARES else ())
+        if slot in _SQUARES and bool((value < 0).any()):
+            raise ValueError(f"{name} is negative")
+    elif isinstance(value, Tensor):
+        check_finite(name, "the optimiser", value)
+        if slot == "step" and (value.dim() or not value.is_floating_point()):
+            raise ValueError(f"{name} is {tensor_shape(value)}")
+    if slot == "step":
+        steps = float(value)
+        check_counter(name, int(steps) if steps.is_integer() else steps)
 
 
 def _in_json(settings: Any) -> Any:
@@ -417,16 +541,44 @@ def _in_json(settings: Any) -> Any:
     return tree_map_only(Tensor, Tensor.item, settings)
 
 
-def _like(mine: Any, value: Any) -> Any:
-    """A setting from JSON with the types that it has in ``mine``: JSON knows no tuples, and no keys but text."""
+def _is_torchs(kind: type) -> bool:
+    """Whether it is an optimiser or a scheduler of torch, so that it is known what its settings can be."""
+    return kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer
+
+
+def _like(mine: Any, value: Any, strict: bool) -> Any:
+    """A setting from JSON with the types that it has in ``mine``: JSON knows no tuples, and no keys but text.
+
+    Where it is ``strict``, names, lengths and types must be those of ``mine``, and numbers finite and of its sign.
+    """
     if isinstance(mine, Tensor):
-        return torch.full_like(mine, value)
+        return torch.full_like(mine, _like(mine.item(), value, strict=True))
     if isinstance(mine, dict):
         keys = {str(key): key for key in mine}
-        return type(mine)({keys.get(name, name): _like(mine.get(keys.get(name)), each) for name, each in value.items()})
-    if isinstance(mine, list | tuple) and len(mine) == len(value):
-        return type(mine)(_like(*pair) for pair in zip(mine, value, strict=True))
+        if strict:  # but for flags, which other versions of torch do not know
+            value = {**{name: mine[key] for name, key in keys.items() if isinstance(mine[key], bool | None)}, **value}
+            if keys.keys() != value.keys():
+                raise ValueError(f"settings {sorted(value)!r:.200}")
+        return type(mine)(
+            {keys.get(name, name): _like(mine.get(keys.get(name)), each, strict) for name, each in value.items()}
+        )
+    if isinstance(mine, list | tuple) and isinstance(value, list) and len(mine) == len(value):
+        return type(mine)(_like(*pair, strict) for pair in zip(mine, value, strict=True))
+    if strict and isinstance(mine, list | tuple):
+        raise ValueError(f"settings {value!r:.80}, not {len(mine)} of them")
+    if strict and isinstance(mine, int | float) and not isinstance(mine, bool):
+        _check_number("a setting", value)
+        if value < 0 <= mine:
+            raise ValueError(f"a setting {value!r}")
+    elif strict and type(mine) is not type(value):
+        raise TypeError(f"a setting {value!r:.80} of another type")
     return value
+
+
+def _check_number(name: str, value: object) -> None:
+    """Refuse what is no finite number, and integers that no float can hold."""
+    if type(value) not in (int, float) or not abs(value) < (2**53 if type(value) is int else math.inf):  # type: ignore[arg-type]
+        raise ValueError(f"{name} {value!r:.80}")
 
 
 @torch.no_grad()

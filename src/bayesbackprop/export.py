@@ -5,6 +5,7 @@ goes: a hidden unit without incoming weights is a constant, which the biases of 
 outgoing weights disappears. Then each layer is kept dense or sparse, whichever is quicker (docs/decisions/pruning.md).
 """
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesbackprop._engine.mlp import ACTIVATIONS, layers_of, runs_only_forward
-from bayesbackprop._errors import invalid
+from bayesbackprop._errors import check_finite, invalid
 from bayesbackprop._files import read, write
 from bayesbackprop.model import Bayesian
 
@@ -36,6 +37,9 @@ _MATRIX_VECTOR = torch.backends.mkl.is_available()
 # In a file each weight has a byte that says how many zeros precede it; this one says: as many, and no weight yet.
 _ESCAPE = 255
 
+# Zeros behind the last weight of a matrix, which files of formats 1 and 2 do not hold: as many as they may claim.
+_UNWRITTEN = 2**22
+
 _FUNCTIONS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (*ACTIVATIONS, nn.Flatten)}
 
 
@@ -43,7 +47,7 @@ class SparseLinear(nn.Module):
     """``nn.Linear`` for a weight that is mostly zeros: compressed sparse rows, without gradients of its own.
 
     Args:
-        weight: The weight ``[out_features, in_features]``, with its zeros.
+        weight: The weight ``[out_features, in_features]``, with its zeros; or a sparse tensor of this shape.
         bias: The bias ``[out_features]``.
 
     Examples:
@@ -163,6 +167,8 @@ def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
     with torch.no_grad():
         for module in chain:
             if isinstance(module, nn.Linear):
+                for parameter in module.parameters():
+                    check_finite("network", "sparse", parameter)
                 bias = module.weight.new_zeros(module.out_features) if module.bias is None else module.bias
                 stages.append(_Stage(module.weight.detach().clone(), bias.detach().clone(), []))
             elif not isinstance(module, (nn.Identity, nn.Dropout)):  # in evaluation both do nothing
@@ -195,6 +201,7 @@ def save_sparse(net: SparseNetwork, path: str | os.PathLike[str]) -> None:
             weight = weight.to_dense() if weight.layout is torch.sparse_csr else weight
             bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.detach()
             matrix = torch.cat([weight, bias.unsqueeze(1)], 1).cpu()
+            check_finite("net", "save_sparse", matrix)
             tensors |= {f"{number}.{name}": tensor for name, tensor in _encode(matrix).items()}
         else:
             layers.append({"kind": type(module).__name__, "arguments": _arguments(module)})
@@ -205,20 +212,24 @@ def load_sparse(path: str | os.PathLike[str]) -> SparseNetwork:
     """The network in a file that :func:`save_sparse` wrote. Nothing else is needed, and no code runs from the file."""
     file = read(path, "sparse network", "load_sparse")
     with file.understanding():
-        modules = [_module(number, layer, file.tensors) for number, layer in enumerate(file.contents["layers"])]
+        slack = 0 if file.format >= 3 else _UNWRITTEN
+        modules = [_module(number, layer, file.tensors, slack) for number, layer in enumerate(file.contents["layers"])]
         if file.tensors:
             raise ValueError(f"{sorted(file.tensors)} besides")
         linear = [module for module in modules if isinstance(module, (SparseLinear, nn.Linear))]
-        if not linear or any(this.out_features != after.in_features for this, after in pairwise(linear)):
+        fit = all(this.out_features == after.in_features for this, after in pairwise(linear))
+        if not fit or len({layer.bias.dtype for layer in linear}) != 1:
             raise ValueError("layers that do not fit together")
     return SparseNetwork(nn.Sequential(*modules))
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Module:
-    """The quicker of the two kinds of layer."""
-    small = weight.numel() < _SMALL or int(weight.count_nonzero()) > _DENSE_ABOVE * weight.numel()
+    """The quicker of the two kinds of layer; ``weight`` may be sparse."""
+    nonzero = weight._nnz() if weight.is_sparse else int(weight.count_nonzero())
+    small = weight.numel() < _SMALL or nonzero > _DENSE_ABOVE * weight.numel()
     if not small and weight.dtype in _TYPES:
         return SparseLinear(weight, bias)
+    weight = weight.to_dense()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # of a layer that died
         layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
@@ -239,32 +250,48 @@ def _encode(matrix: Tensor) -> dict[str, Tensor]:
         return {"dense": flat}
     zeros = places.diff(prepend=places.new_tensor([-1])) - 1
     ends = (zeros // _ESCAPE + 1).cumsum(0)
-    gaps = torch.full((int(ends[-1]) if len(ends) else 0,), _ESCAPE, dtype=torch.uint8)
+    written, last = (int(ends[-1]), int(places[-1])) if len(ends) else (0, -1)
+    # Zeros behind the last weight are written too, but for a rest: so the size of a matrix is that of its bytes.
+    gaps = torch.full((written + (len(flat) - 1 - last) // _ESCAPE,), _ESCAPE, dtype=torch.uint8)
     gaps[ends - 1] = (zeros % _ESCAPE).to(torch.uint8)
     return {"gaps": gaps, "values": flat[places]}
 
 
-def _decode(tensors: Mapping[str, Tensor], numel: int) -> Tensor:
-    """The flat matrix that :func:`_encode` encoded."""
-    if "dense" in tensors:
-        return tensors["dense"]
+def _decode(tensors: Mapping[str, Tensor], outputs: int, columns: int, slack: int) -> Tensor:
+    """The matrix that :func:`_encode` encoded, sparse where it was.
+
+    A file may claim any size. It is believed as far as the bytes reach, and ``slack`` beyond.
+    """
+    numel = outputs * columns
+    if tensors.keys() == {"dense"}:
+        if tensors["dense"].shape != (numel,):
+            raise ValueError(f"{list(tensors['dense'].shape)} numbers for {numel}")
+        return tensors["dense"].view(outputs, columns)
+    if tensors.keys() != {"gaps", "values"}:
+        raise ValueError(f"{sorted(tensors)} of a layer")
     gaps, values = tensors["gaps"], tensors["values"]
-    if gaps.dtype is not torch.uint8:
+    if gaps.dtype is not torch.uint8 or gaps.dim() != 1:
         raise ValueError("gaps that are not bytes")
     ends = gaps != _ESCAPE
-    places = (gaps.long() + ends).cumsum(0)[ends] - 1
-    if values.shape != places.shape or (len(places) and int(places[-1]) >= numel):
-        raise ValueError("gaps and values that do not fit")
-    flat = values.new_zeros(numel)
-    flat[places] = values
-    return flat
+    reached = (gaps.long() + ends).cumsum(0)
+    places, end = reached[ends] - 1, int(reached[-1]) if len(reached) else 0
+    if values.shape != places.shape or not end <= numel <= end + max(slack, _ESCAPE - 1) or not bool(values.all()):
+        raise ValueError(f"gaps and values that do not fit {numel} numbers")
+    indices = torch.stack([places // max(1, columns), places % max(1, columns)])
+    return torch.sparse_coo_tensor(indices, values, (outputs, columns), is_coalesced=True, check_invariants=True)
 
 
-def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor], slack: int) -> nn.Module:
     """The layer of this description; what it uses of ``tensors`` is taken out of them."""
     if layer["kind"] != "Linear":
         kind, arguments = _FUNCTIONS[layer["kind"]], layer["arguments"]
         module = kind(**arguments)
+        kinds = {name: type(value) for name, value in _arguments(kind()).items()}
+        for name, value in arguments.items():
+            if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
+                raise TypeError(f"a {layer['kind']} with {name} {value!r}")
+            if isinstance(value, int | float) and not -math.inf < float(value) < math.inf:
+                raise ValueError(f"a {layer['kind']} with {name} {value!r}")
         if _arguments(module) != arguments:
             raise ValueError(f"a {layer['kind']} with {arguments}")
         return module
@@ -272,8 +299,9 @@ def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor]) -
     if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 0:
         raise ValueError(f"a layer from {inputs} to {outputs} units")
     names = [name for name in ("dense", "gaps", "values") if f"{number}.{name}" in tensors]
-    flat = _decode({name: tensors.pop(f"{number}.{name}") for name in names}, outputs * (inputs + 1))
-    if not flat.is_floating_point() or flat.shape != (outputs * (inputs + 1),):
-        raise ValueError(f"{flat.numel()} numbers of type {flat.dtype} for {inputs} to {outputs} units")
-    matrix = flat.view(outputs, inputs + 1)
-    return _linear(matrix[:, :-1].contiguous(), matrix[:, -1].contiguous())
+    matrix = _decode({name: tensors.pop(f"{number}.{name}") for name in names}, outputs, inputs + 1, slack)
+    if not matrix.is_floating_point():
+        raise ValueError(f"numbers of type {matrix.dtype} for {inputs} to {outputs} units")
+    check_finite("values", "load_sparse", matrix.values() if matrix.is_sparse else matrix)
+    weight, bias = matrix.narrow_copy(1, 0, inputs), matrix.narrow_copy(1, inputs, 1)
+    return _linear(weight.coalesce() if weight.is_sparse else weight, bias.to_dense().flatten())

@@ -93,10 +93,9 @@ def forget_momentum(model: Bayesian, optimiser: torch.optim.Optimizer) -> None:
 def _posteriors(model: object, owner: str) -> list[WeightPosterior]:
     if not isinstance(model, Bayesian):
         raise invalid("model", owner, "a Bayesian", model)
-    posteriors = list(model.posterior.values())
-    for q in posteriors:
-        check_finite("model", owner, q.mu)
-    return posteriors
+    for parameter in model.parameters():
+        check_finite("model", owner, parameter)
+    return list(model.posterior.values())
 
 
 def _ranks(model: Bayesian, owner: str) -> Tensor:

@@ -10,16 +10,18 @@ from bayesbackprop import likelihoods, priors
 from bayesbackprop._engine import Estimator
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
-from bayesbackprop._files import read, write
+from bayesbackprop._files import check_same, read, write
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.priors import Prior
 
 
 def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
-    """Write ``model`` to ``path``, atomically."""
+    """Write ``model`` to ``path``, atomically. Parameters that are not finite are refused."""
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
+    tensors = _tensors(model)
+    check_same("save", tensors, tensors, dict(model.named_buffers()))
     layers = layers_of(model.net)
     names = None if layers is None else ["Linear" if type(layer) is nn.Linear else repr(layer) for layer in layers]
     contents = {
@@ -33,7 +35,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
             if entry.prior is not None
         },
     }
-    write(path, "model", _tensors(model), contents)
+    write(path, "model", tensors, contents)
 
 
 def load(
@@ -57,18 +59,18 @@ def load(
     with file.understanding():
         seed, centred, parameters = (file.contents[name] for name in ("seed", "centred", "parameters"))
         check_count("Bayesian", least=0, seed=seed)  # which takes None for any seed
-        if not isinstance(centred, bool):
-            raise TypeError(f"centred {centred!r}")
+        if seed >= 2**63 or not isinstance(centred, bool) or not parameters:
+            raise ValueError(f"seed {seed}, centred {centred!r}, {len(parameters)} Bayesian parameters")
         described = likelihoods.from_description(file.contents["likelihood"])
         known = {name: priors.from_description(entry["prior"]) for name, entry in parameters.items()}
         estimators: dict[str, Estimator] = {name: entry["estimator"] for name, entry in parameters.items()}
         if not set(estimators.values()) <= set(get_args(Estimator)):
             raise ValueError(f"estimators {sorted(set(estimators.values()))}")
-    if likelihood is None and described is not None:
-        likelihood = described
-        for name, parameter in likelihood.named_parameters():
-            if (stored := file.tensors.get(f"likelihood.{name}")) is not None:
-                parameter.data = parameter.data.to(stored.dtype)
+        if likelihood is None and described is not None:
+            likelihood = described
+            for name, parameter in likelihood.named_parameters():
+                if (stored := file.tensors.get(f"likelihood.{name}")) is not None:
+                    parameter.data = parameter.data.to(stored.dtype)
     if likelihood is None:
         raise invalid("likelihood", "load", "given, since the file has one of your own, which it cannot hold", None)
     if prior is None:
@@ -97,6 +99,8 @@ def load(
         if given.shape != target.shape or given.dtype != target.dtype:
             constraint = f"a file whose '{name}' is {tensor_shape(target)}, as in the network"
             raise invalid("path", "load", constraint, Described(f"{tensor_shape(given)} in {path}"))
+    with file.understanding():
+        check_same("load", file.tensors, targets, dict(model.named_buffers()))
     for name, target in targets.items():
         target.detach().copy_(file.tensors[name])
     return model

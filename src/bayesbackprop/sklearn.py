@@ -6,6 +6,7 @@ beside it nor on how often it is asked for.
 # ruff: noqa: N803 (X is scikit-learn's name)
 
 import copy
+import hashlib
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
@@ -34,7 +36,7 @@ from bayesbackprop._errors import (
     check_type,
     invalid,
 )
-from bayesbackprop._files import read, write
+from bayesbackprop._files import MISUNDERSTANDINGS, check_counter, check_same, read, write
 from bayesbackprop._networks import drawn_from, mlp
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
 from bayesbackprop.model import Bayesian
@@ -60,6 +62,12 @@ _FUNCTIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "log
 # The share of the steps of ``fit`` over which the complexity rises to its full weight. At full weight from the start it
 # switches units off before they have learnt anything, and off they stay.
 _WARMUP = 0.8
+
+# The name of a type of numpy, in characters, and the largest array beside the tensors of a file, in bytes.
+_TYPE, _LARGEST = 20, 2**26
+
+# The name of the checksum in a pickle.
+_CHECKSUM = "_sha256"
 
 # Rows to predict at a time: of their outputs there are ``draws`` times as many.
 _ROWS = 2**12
@@ -237,14 +245,16 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator with its parameters to one file, atomically."""
         check_is_fitted(self)
-        state = self.__getstate__()
-        del state["model_"]
+        self._check_parameters()
+        tensors = self._tensors()
+        check_same(f"{self._name}.save", tensors, tensors)
+        state = {name: value for name, value in super().__getstate__().items() if name not in ("model_", "_optimiser")}
         try:
             plain = json.loads(json.dumps(state, default=_plain, sort_keys=True))
         except TypeError as error:
             constraint = "of numbers, text and the library's priors, which is all a file can hold; use pickle otherwise"
             raise invalid("estimator", f"{self._name}.save", constraint, Described(error)) from error
-        write(path, "estimator", self._tensors(), {"estimator": self._name, "state": plain})
+        write(path, "estimator", tensors, {"estimator": self._name, "state": plain})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -258,6 +268,7 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
                 state["hidden_layer_sizes"] = tuple(state["hidden_layer_sizes"])
             names = {*estimator.get_params(deep=False), *cls._learnt, *({"feature_names_in_"} & state.keys())}
             estimator.__dict__.update({name: state[name] for name in names})
+            estimator._check_parameters()
             estimator._restore(file.tensors)
         return estimator
 
@@ -266,12 +277,30 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         if "model_" in state:
             state["model_"] = safetensors.torch.save(self._tensors())
             del state["_optimiser"]
-        return state
+        return {**state, _CHECKSUM: self._checksum(state)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "model_" in state:
-            self._restore(safetensors.torch.load(state["model_"]))
+        before = dict(self.__dict__)
+        try:
+            if not isinstance(state, dict):
+                raise TypeError(f"a {type(state).__name__}")
+            state = dict(state)
+            if _CHECKSUM in state and state.pop(_CHECKSUM) != self._checksum(state):  # older pickles have none
+                raise ValueError("its checksum is that of other contents")
+            super().__setstate__(state)
+            if "model_" in state:
+                self._restore(safetensors.torch.load(state["model_"]))
+        except (*MISUNDERSTANDINGS, safetensors.SafetensorError) as error:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            got = Described(f"one that is damaged ({type(error).__name__}: {str(error)[:200]})")
+            raise invalid("pickle", self._name, "one of such an estimator", got) from error
+
+    def _checksum(self, state: Mapping[str, Any]) -> str:
+        """Of what a pickle holds, as far as JSON can say it; of other objects only their type."""
+        names = (*self._get_param_names(), *self._learnt, "feature_names_in_", "model_")
+        known = {name: state[name] for name in names if name in state}
+        return hashlib.sha256(json.dumps(known, default=_plainest, skipkeys=True).encode()).hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The model and, in the midst of a stream, the moments of Adam."""
@@ -283,6 +312,7 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take what :meth:`_tensors` gave."""
+        self._check_learnt()
         first = tensors["model.net.0.weight"]
         sizes = [first.shape[1]]
         while (weight := tensors.get(f"model.net.{2 * len(sizes) - 2}.weight")) is not None:
@@ -297,12 +327,20 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
                 moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
                 self._optimiser.state[parameter] = {"step": torch.zeros(()), **moments}
         expected = self._tensors()
-        found, needed = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (tensors, expected))
-        if odd := sorted({name for name, _ in found.items() ^ needed.items()}):
-            raise ValueError(f"{odd} missing, besides, or of another shape or type")
+        check_same(self._name, tensors, expected)
         for name, tensor in tensors.items():
-            check_finite(name, self._name, tensor)
+            if name.startswith(("adam.exp_avg_sq.", "adam.step.")) and bool((tensor < 0).any()):
+                raise ValueError(f"{name} is negative")
             expected[name].copy_(tensor)
+
+    def _check_learnt(self) -> None:
+        """Refuse what no fit leaves."""
+        for name in ("n_features_in_", "n_iter_", "n_samples_seen_", "_steps"):
+            check_counter(name, getattr(self, name))
+        check_finite("loss_curve_", self._name, torch.tensor(self.loss_curve_, dtype=torch.float64))
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and np.shape(names) != (self.n_features_in_,):
+            raise ValueError(f"{np.shape(names)} names for {self.n_features_in_} features")
 
 
 @dataclass(eq=False, repr=False)
@@ -378,6 +416,11 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc
         check_classification_targets(y)
         self.classes_: NDArray[Any] = np.unique(y)
         return Categorical()
+
+    def _check_learnt(self) -> None:
+        super()._check_learnt()
+        if self.classes_.ndim != 1 or len(np.unique(self.classes_)) != len(self.classes_):
+            raise ValueError(f"classes {self.classes_!r:.200}")
 
     def _encode(self, y: NDArray[Any]) -> Tensor:
         if not (known := np.isin(y, self.classes_)).all():
@@ -469,6 +512,15 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, _BayesianMLP):  # t
         self._scale = np.where(scale > 0, scale, 1.0)
         return Gaussian(self.noise if isinstance(self.noise, str) else noise / float(self._scale[0]))
 
+    def _check_learnt(self) -> None:
+        super()._check_learnt()
+        shapes = {self._mean.shape, self._scale.shape, (len(self._scale),)}
+        finite = np.isfinite([self._mean, self._scale]).all() and (self._scale > 0).all()
+        if len(shapes) > 1 or not finite or type(self._one_dimension) is not bool:
+            raise ValueError(f"targets of mean {self._mean!r:.80} and scale {self._scale!r:.80}")
+        if self._one_dimension and len(self._scale) != 1:
+            raise ValueError(f"{len(self._scale)} targets of one dimension")
+
     def _encode(self, y: NDArray[Any]) -> Tensor:
         if (y.ndim == 1) is not self._one_dimension or y.reshape(len(y), -1).shape[1] != len(self._scale):
             expected = "[n]" if self._one_dimension else f"[n, {len(self._scale)}]"
@@ -510,8 +562,23 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{value!r}, a {type(value).__name__}")
 
 
+def _plainest(value: Any) -> Any:
+    """As :func:`_plain`, but of any value: for a checksum, which needs not be read back."""
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    try:
+        return _plain(value)
+    except TypeError:
+        return type(value).__name__
+
+
 def _rich(mapping: dict[str, Any]) -> Any:
     """The value that :func:`_plain` made a mapping of."""
     if mapping.keys() == {"array", "values"}:
-        return np.array(mapping["values"], dtype=mapping["array"])
+        kind = np.dtype(str(mapping["array"])[:_TYPE])
+        if kind.kind not in "biufUO" or kind.itemsize * np.size(mapping["values"]) > _LARGEST:
+            raise ValueError(f"an array of type {kind}")
+        return np.array(mapping["values"], dtype=kind)
     return priors.from_description(mapping["prior"]) if mapping.keys() == {"prior"} else mapping

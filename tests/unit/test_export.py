@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, Categorical, Gaussian, export, load_sparse, prune, save, save_sparse, sparse
 from bayesbackprop._networks import mlp
-from bayesbackprop.export import SparseLinear
+from bayesbackprop.export import SparseLinear, SparseNetwork
 from rewriting import rewrite
 
 pytestmark = pytest.mark.identities
@@ -207,9 +207,9 @@ def test_zeros_of_any_number_are_written(places: list[int]) -> None:
     matrix = torch.zeros(32, 32)
     matrix.view(-1)[places] = torch.arange(1.0, len(places) + 1)
     encoded = export._encode(matrix)
-    assert torch.equal(export._decode(encoded, 1024).view(32, 32), matrix)
+    assert torch.equal(export._decode(encoded, 32, 32, 0).to_dense(), matrix)
     zeros, last = 0, -1
-    for place in places:
+    for place in [*places, 1024]:
         zeros, last = zeros + (place - last - 1) // 255, place
     assert len(encoded["gaps"]) == len(places) + zeros  # a byte for each weight, and one for each 255 zeros in a row
 
@@ -219,7 +219,7 @@ def test_any_matrix_is_read_as_it_was_written(density: float) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         matrix = (torch.randn(50, 60) * (torch.rand(50, 60) < density)).to(dtype)
         encoded = export._encode(matrix)
-        assert torch.equal(export._decode(encoded, 3000).view(50, 60), matrix)
+        assert torch.equal(export._decode(encoded, 50, 60, 0).to_dense(), matrix)
         assert sum(tensor.nbytes for tensor in encoded.values()) <= matrix.nbytes
 
 
@@ -253,7 +253,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "a pickle": lambda path: torch.save(mlp((2, 2)).state_dict(), path),
     "a Bayesian checkpoint": lambda path: save(Bayesian(mlp((5, 7, 3)), Gaussian(0.5)), path),
     "another program's": lambda path: safetensors.torch.save_file(mlp((2, 2)).state_dict(), path),
-    "a future format": lambda path: (_good(path), rewrite(path, lambda header, _: header.update(format=3))),
+    "a future format": lambda path: (_good(path), rewrite(path, lambda header, _: header.update(format=4))),
     "no layers": _changed(lambda meta, tensors: (meta.update(layers=[]), tensors.clear())),
     "layers are text": _changed(lambda meta, _: meta.update(layers="Linear")),
     "a layer of no known kind": _changed(lambda meta, _: meta["layers"][1].update(kind="Bomb")),
@@ -270,6 +270,22 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "gaps beyond the end": _changed(lambda _, tensors: tensors["0.gaps"].fill_(254)),
     "gaps of another type": _changed(lambda _, tensors: tensors.update({"0.gaps": tensors["0.gaps"].int()})),
     "values of another type": _changed(lambda _, tensors: tensors.update({"0.values": tensors["0.values"].int()})),
+    "values of another precision": _changed(
+        lambda _, tensors: tensors.update({"0.values": tensors["0.values"].double()})
+    ),
+    "values that are zero": _changed(lambda _, tensors: tensors["0.values"][3:4].zero_()),
+    "NaN": _changed(lambda _, tensors: tensors["0.values"][3:4].fill_(torch.nan)),
+    "infinity": _changed(lambda _, tensors: tensors["0.values"][3:4].fill_(torch.inf)),
+    "a matrix that is written twice": _changed(lambda _, tensors: tensors.update({"0.dense": torch.zeros(1)})),
+    "gaps of two dimensions": _changed(lambda _, tensors: tensors.update({"0.gaps": tensors["0.gaps"][None]})),
+    "an argument that is text": _changed(
+        lambda meta, _: meta["layers"].__setitem__(1, {"kind": "ELU", "arguments": {"alpha": "1", "inplace": False}})
+    ),
+    "an argument that is infinite": _changed(
+        lambda meta, _: meta["layers"].__setitem__(
+            1, {"kind": "ELU", "arguments": {"alpha": torch.inf, "inplace": False}}
+        )
+    ),
 }
 
 
@@ -289,6 +305,49 @@ def test_the_good_file_of_these_tests_is_good(tmp_path: Path) -> None:
         load_sparse(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="a network that sparse"):
         save_sparse(mlp((2, 2)), tmp_path / "net")  # type: ignore[arg-type]
+
+
+def test_no_file_claims_more_zeros_than_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred bytes were 4.3 GB in memory."""
+    path = tmp_path / "net"
+
+    def claim(units: int, format: int) -> None:
+        save_sparse(sparse(mlp((3, 2))), path)
+        layers = [{"kind": "Linear", "inputs": units, "outputs": units}]
+        tensors = {"0.gaps": torch.zeros(3, dtype=torch.uint8), "0.values": torch.ones(3)}
+
+        def change(header: dict[str, Any], found: dict[str, Tensor]) -> None:
+            header.update(format=format)
+            header["contents"].update(layers=layers)
+            found.clear()
+            found.update(tensors)
+
+        rewrite(path, change)
+
+    for format, most in ((3, 16), (2, 2048)):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "sparse_coo_tensor", None)  # nothing is allocated
+            for units in (most, 2**15, 2**40):
+                claim(units, format)
+                with pytest.raises(ValueError, match=r"'path' parameter of load_sparse .* do not fit"):
+                    load_sparse(path)
+        claim(most - 1, format)
+        assert _sizes(load_sparse(path)) == [(most - 1, most - 1)]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_neither_made_nor_written(bad: float, tmp_path: Path) -> None:
+    for name in ("weight", "bias"):
+        net = mlp((5, 7, 3))
+        model = Bayesian(net, Gaussian(0.5))
+        with torch.no_grad():
+            getattr(net[2], name).view(-1)[1] = bad
+        for network in (net, model):
+            with pytest.raises(ValueError, match=r"'network' parameter of sparse must be finite. Got NaN or inf"):
+                sparse(network)
+        with pytest.raises(ValueError, match=r"'net' parameter of save_sparse must be finite"):
+            save_sparse(SparseNetwork(net), tmp_path / "net")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The library's files: one format, one error for whatever cannot be read, and writes that are atomic."""
 
 import errno
+import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -56,7 +58,9 @@ def test_tensors_and_contents_come_back(kind: Kind, tmp_path: Path) -> None:
         assert torch.equal(file.tensors[name], tensor)
     assert kind_of(tmp_path / "file", "load") == kind
     header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": contents}
-    assert header_of(tmp_path / "file") == header
+    found = header_of(tmp_path / "file")
+    assert len(found.pop("checksum")) == 64
+    assert found == header
 
 
 def test_a_checkpoint_is_one_of_the_kinds(tmp_path: Path) -> None:
@@ -135,7 +139,23 @@ CAUSES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a kind that is a list": (_rewritten(lambda header: header.update(kind=["model"])), DAMAGED + "ValueError: "),
     "no contents": (_rewritten(lambda header: header.pop("contents")), DAMAGED + "KeyError: 'contents')"),
     "contents that are a list": (_rewritten(lambda header: header.update(contents=[])), DAMAGED + "ValueError: "),
+    "a version that is a number": (_rewritten(lambda header: header.update(version=1)), DAMAGED + "TypeError: "),
+    "deeply nested": (
+        _rewritten(lambda header: header.update(contents={"a": json.loads("[" * 80 + "]" * 80)})),
+        DAMAGED + "ValueError: metadata nested more than 64 deep)",
+    ),
+    "a long type": (lambda path: _spoil(path, b'"F32"', b'"' + b"F" * 10_000_000 + b'"'), WHOLE),
+    "a long version": (_rewritten(lambda header: header.update(format=99, version="9" * 10**6)), "which bayesbackprop"),
 }  # fmt: skip
+
+
+def _spoil(path: Path, old: bytes, new: bytes) -> None:
+    """Replace a part of the header of a safetensors file."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    assert old in content[8:end]
+    header = content[8:end].replace(old, new)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
 
 
 @pytest.mark.parametrize(("reader", "expected"), READERS.values(), ids=list(READERS))
@@ -149,6 +169,88 @@ def test_every_cause_has_one_text(
     with pytest.raises(ValueError, match=r" instead\.$") as refused:
         reader(path)
     assert str(refused.value).startswith(f"The 'path' parameter of load must be {expected}. Got {path}, {reason}")
+    assert len(str(refused.value)) < 1500
+
+
+# --- the checksum ----------------------------------------------------------------------------------------------------
+
+
+def _typed(path: Path) -> None:
+    _spoil(path, b'"F32"', b'"I32"')
+
+
+CHECKED: dict[str, Callable[[Path], Any]] = {
+    "a type": _typed,
+    "a shape": lambda path: _spoil(path, b"[2,3]", b"[3,2]"),
+    "a name": lambda path: _spoil(path, b'"a"', b'"b"'),
+    "a number in the contents": lambda path: _spoil(path, b'\\"seed\\": 1', b'\\"seed\\": 2'),
+    "the version": lambda path: _spoil(path, __version__.encode(), b"0.0.1"),
+    "a format without a checksum": lambda path: _spoil(path, b'\\"format\\": 3', b'\\"format\\": 2'),
+    "no checksum": lambda path: _spoil(path, b'\\"checksum\\"', b'\\"checksun\\"'),
+    "the checksum": lambda path: rewrite(path, lambda header, _: None, json.dumps(header_of(path))[:-2] + 'f"}'),
+}
+
+
+@pytest.mark.parametrize("spoil", CHECKED.values(), ids=list(CHECKED))
+def test_every_change_is_seen(spoil: Callable[[Path], Any], tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write(path, "model", {"a": torch.arange(6.0).reshape(2, 3)}, {"seed": 1})
+    while header_of(path)["checksum"].endswith("f"):
+        write(path, "model", {"a": torch.randn(2, 3)}, {"seed": 1})
+    spoil(path)
+    with pytest.raises(ValueError, match=r"'path' parameter of load must be .* its checksum is missing, or that of"):
+        read(path, "model", "load")
+
+
+def test_every_bit_counts(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write(path, "agent", {"a": torch.tensor([1.5, -2.0]), "b": torch.tensor(True)}, {"x": 0.25})
+    content, before = path.read_bytes(), read(path, "agent", "load")
+    for place in range(len(content)):
+        for bit in range(8):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            try:
+                found = read(path, "agent", "load")
+            except ValueError as error:
+                assert str(error).startswith("The 'path' parameter of load must be a file of bayesbackprop")  # noqa: PT017
+            else:  # blanks between the entries of the header
+                assert (found.version, found.contents, found.format) == (before.version, before.contents, before.format)
+                assert all(torch.equal(found.tensors[name], tensor) for name, tensor in before.tensors.items())
+
+
+def test_tensors_of_every_type_are_summed(tmp_path: Path) -> None:
+    types = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float64]
+    tensors = {str(dtype): torch.ones(2, 2).to(dtype) for dtype in types} | {"scalar": torch.tensor(1j)}
+    write(tmp_path / "file", "agent", tensors, {})
+    found = read(tmp_path / "file", "agent", "load").tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_contents_that_could_not_be_read_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"'contents' parameter of the file of a model must be .* nested at most 64"):
+        write(tmp_path / "file", "model", {}, {"a": json.loads("[" * 80 + "]" * 80)})
+    monkeypatch.setattr(_files, "_LONGEST", 1000)
+    with pytest.raises(ValueError, match="must be at most 1,000 characters of JSON"):
+        write(tmp_path / "file", "model", {}, {"a": "b" * 1000})
+    assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    write(tmp_path / "file", "model", {}, {"a": "b" * 1000})
+    monkeypatch.setattr(_files, "_LONGEST", 1000)
+    with pytest.raises(ValueError, match=r"'path' parameter of load .* metadata of 1,\d+ characters"):
+        read(tmp_path / "file", "model", "load")
+
+
+def test_a_shape_that_torch_cannot_hold_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "file", "model", {"a": torch.zeros(0, 3)}, {})
+    _spoil(tmp_path / "file", b"[0,3]", b"[0,%d]" % 2**63)
+    with pytest.raises(ValueError, match=r"'path' parameter of load .* damaged"):
+        read(tmp_path / "file", "model", "load")
+
+
+def test_what_is_neither_file_nor_folder_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for a writer
+    with pytest.raises(ValueError, match="'path' parameter of load must be the path of a file"):
+        read(tmp_path / "pipe", "model", "load")
 
 
 @pytest.mark.parametrize("found", KINDS)
@@ -229,6 +331,42 @@ def test_a_file_is_written_whole_or_not_at_all(function: str, tmp_path: Path, mo
     write_atomically(path, b"after")
     assert path.read_bytes() == b"after"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [(errno.ENOSPC, OSError, "free some space"), (errno.EACCES, PermissionError, "choose a folder that you may")],
+)
+@pytest.mark.parametrize("function", ["open", "fsync", "replace"])
+def test_a_full_disk_names_the_file_and_what_to_do(
+    function: str, number: int, kind: type[OSError], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"before")
+
+    def fails(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, fails)
+        with pytest.raises(kind, match=re.escape(os.strerror(number))) as refused:
+            write_atomically(path, b"after")
+    assert refused.value.filename == str(path)
+    assert refused.value.errno == number
+    assert advice in str(refused.value)
+    assert path.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_device_that_is_full_is_named() -> None:
+    with pytest.raises(OSError, match=r"No space left on device \(free some space.*/dev/full"):
+        write_atomically(Path("/dev/full"), b"content")
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"make its folder first\): '.*/nowhere/file'"):
+        write_atomically(tmp_path / "nowhere" / "file", b"content")
 
 
 def test_the_file_is_on_the_disk_before_it_takes_its_place_and_its_name_after(

@@ -1,4 +1,4 @@
-"""Files of format 1 load, and give what they gave when they were written (tests/files/format1/README.md)."""
+"""Files of older formats load, and give what they gave when they were written (tests/files/format*/README.md)."""
 
 import json
 from pathlib import Path
@@ -14,15 +14,19 @@ from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Normal, l
 from bayesbackprop._files import Kind, kind_of, read, read_checkpoint, write
 from bayesbackprop.bandits import Agent, LinearThompson, simulate
 from bayesbackprop.bandits import load as load_agent
+from bayesbackprop.callbacks import Averaging, Checkpoint
 from bayesbackprop.pruning import weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop.training import Batches, fit
 from bayesbackprop_paper.environments import Wheel
 from rewriting import header_of
 
-pytestmark = pytest.mark.identities
+pytestmark = [pytest.mark.identities, pytest.mark.parametrize("old", [1, 2])]
 
-FOLDER = Path(__file__).parents[1] / "files" / "format1"
-EXPECTED: dict[str, dict[str, Any]] = json.loads((FOLDER / "expected.json").read_text())
+FOLDERS = {number: Path(__file__).parents[1] / "files" / f"format{number}" for number in (1, 2)}
+EXPECTED: dict[int, dict[str, dict[str, Any]]] = {
+    number: json.loads((folder / "expected.json").read_text()) for number, folder in FOLDERS.items()
+}
 KINDS: dict[str, Kind] = {
     "model-mixture": "model",
     "model-centred": "model",
@@ -41,8 +45,8 @@ KINDS: dict[str, Kind] = {
 MODELS, AGENTS = ([name for name, kind in KINDS.items() if kind == one] for one in ("model", "agent"))
 
 
-def _path(name: str) -> Path:
-    return FOLDER / f"{name}.safetensors"
+def _path(old: int, name: str) -> Path:
+    return FOLDERS[old] / f"{name}.safetensors"
 
 
 def _close(found: ArrayLike | Tensor, expected: ArrayLike) -> None:
@@ -51,36 +55,37 @@ def _close(found: ArrayLike | Tensor, expected: ArrayLike) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_every_file_is_expected_and_has_its_kind() -> None:
-    assert {path.stem for path in FOLDER.glob("*.safetensors")} == KINDS.keys() == EXPECTED.keys()
-    assert {name: kind_of(_path(name), "load") for name in KINDS} == KINDS
+def test_every_file_is_expected_and_has_its_kind(old: int) -> None:
+    assert {path.stem for path in FOLDERS[old].glob("*.safetensors")} == KINDS.keys() == EXPECTED[old].keys()
+    assert {name: kind_of(_path(old, name), "load") for name in KINDS} == KINDS
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_file_keeps_its_contents_in_the_format_of_today(name: str, tmp_path: Path) -> None:
-    old = read(_path(name), KINDS[name], "load")
-    assert old.contents.keys().isdisjoint({"format", "version"})
-    write(tmp_path / "file", KINDS[name], old.tensors, old.contents)
-    new = read(tmp_path / "file", KINDS[name], "load")
-    assert new.contents == old.contents
-    assert new.tensors.keys() == old.tensors.keys()
-    assert all(torch.equal(new.tensors[key], value) for key, value in old.tensors.items())
-    assert header_of(tmp_path / "file")["format"] == 2
+def test_a_file_keeps_its_contents_in_the_format_of_today(old: int, name: str, tmp_path: Path) -> None:
+    before = read(_path(old, name), KINDS[name], "load")
+    assert before.format == old
+    assert before.contents.keys().isdisjoint({"format", "version"})
+    write(tmp_path / "file", KINDS[name], before.tensors, before.contents)
+    after = read(tmp_path / "file", KINDS[name], "load")
+    assert after.contents == before.contents
+    assert after.tensors.keys() == before.tensors.keys()
+    assert all(torch.equal(after.tensors[key], value) for key, value in before.tensors.items())
+    assert header_of(tmp_path / "file")["format"] == after.format == 3
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_file_of_another_kind_is_refused(name: str) -> None:
+def test_a_file_of_another_kind_is_refused(old: int, name: str) -> None:
     other: Kind = "agent" if KINDS[name] == "checkpoint" else "checkpoint"
     with pytest.raises(ValueError, match=rf"of load must be .* that holds an? {other}\. Got .*, which holds"):
-        read(_path(name), other, "load")
+        read(_path(old, name), other, "load")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model(name: str, tmp_path: Path) -> None:
+def test_a_model(old: int, name: str, tmp_path: Path) -> None:
     def network() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
-    expected, model = EXPECTED[name], load(_path(name), network())
+    expected, model = EXPECTED[old][name], load(_path(old, name), network())
     x = torch.tensor(expected["inputs"], dtype=torch.float64)
     save(model, tmp_path / "model")
     for loaded in (model, load(tmp_path / "model", network())):
@@ -97,17 +102,17 @@ def test_a_model(name: str, tmp_path: Path) -> None:
         _close(torch.stack([each.detach() for each in model.likelihood.parameters()]), expected["learnt_noise"])
 
 
-def test_a_sparse_network(tmp_path: Path) -> None:
-    expected, net = EXPECTED["sparse"], load_sparse(_path("sparse"))
+def test_a_sparse_network(old: int, tmp_path: Path) -> None:
+    expected, net = EXPECTED[old]["sparse"], load_sparse(_path(old, "sparse"))
     save_sparse(net, tmp_path / "sparse")
     for loaded in (net, load_sparse(tmp_path / "sparse")):
         _close(loaded(torch.tensor(expected["inputs"])), expected["outputs"])
 
 
 @pytest.mark.parametrize("kind", [BayesianMLPClassifier, BayesianMLPRegressor])
-def test_an_estimator_in_the_middle_of_a_stream(kind: type[Any], tmp_path: Path) -> None:
+def test_an_estimator_in_the_middle_of_a_stream(old: int, kind: type[Any], tmp_path: Path) -> None:
     name = "classifier" if kind is BayesianMLPClassifier else "regressor"
-    expected, estimator = EXPECTED[name], kind.load(_path(name))
+    expected, estimator = EXPECTED[old][name], kind.load(_path(old, name))
     estimator.save(tmp_path / "estimator")
     for loaded in (estimator, kind.load(tmp_path / "estimator")):
         if kind is BayesianMLPClassifier:
@@ -125,8 +130,8 @@ def test_an_estimator_in_the_middle_of_a_stream(kind: type[Any], tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent(name: str, tmp_path: Path) -> None:
-    expected, agent = EXPECTED[name], load_agent(_path(name))
+def test_an_agent(old: int, name: str, tmp_path: Path) -> None:
+    expected, agent = EXPECTED[old][name], load_agent(_path(old, name))
     agent.save(tmp_path / "agent")
     for loaded in (agent, load_agent(tmp_path / "agent")):
         assert type(loaded).__name__ == expected["class"]
@@ -140,9 +145,9 @@ def _act(agent: Agent, context: list[float]) -> int | list[int]:
     return agent.act_all([context] * 2) if agent.replicas == 2 else agent.act(context)
 
 
-def test_a_simulation_goes_on(tmp_path: Path) -> None:
-    expected, path = EXPECTED["simulation"], tmp_path / "run"
-    path.write_bytes(_path("simulation").read_bytes())
+def test_a_simulation_goes_on(old: int, tmp_path: Path) -> None:
+    expected, path = EXPECTED[old]["simulation"], tmp_path / "run"
+    path.write_bytes(_path(old, "simulation").read_bytes())
     steps: list[int] = []
     regret = simulate([Wheel(0.5, 1)], LinearThompson(2, 5, seed=2), 9, path, lambda step, _: steps.append(step))
     assert steps == [expected["done"] + 1, 8, 9]
@@ -151,9 +156,9 @@ def test_a_simulation_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["training", "best"])
-def test_the_checkpoint_of_a_training_run(name: str) -> None:
-    expected = EXPECTED[name]
-    tensors, contents = read_checkpoint(_path(name))
+def test_the_checkpoint_of_a_training_run(old: int, name: str) -> None:
+    expected = EXPECTED[old][name]
+    tensors, contents = read_checkpoint(_path(old, name))
     assert contents == expected["contents"]
     for key, total in expected.get("sums", {}).items():
         assert float(tensors[key].double().sum()) == pytest.approx(total, rel=1e-12)
@@ -165,3 +170,26 @@ def test_the_checkpoint_of_a_training_run(name: str) -> None:
     _close(net(x), expected["outputs"])
     if "predicted" in expected:
         _close(objective.model.predict(x, draws=5, estimator="shared").mean, expected["predicted"])
+
+
+def test_a_training_run_goes_on(old: int, tmp_path: Path) -> None:
+    """In format 1 it was another loop that wrote checkpoints; tests of the paper's recipe resume those."""
+    if old == 1:
+        return
+    expected, path = EXPECTED[old]["training"], tmp_path / "run"
+    path.write_bytes(_path(old, "training").read_bytes())
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    objective = FreeEnergy(Bayesian(net, Categorical(), Normal(0.5)), n=20)
+    optimiser = torch.optim.Adam(objective.parameters(), lr=0.01, fused=True)
+    history = fit(
+        objective,
+        Batches(torch.linspace(-1, 1, 60).reshape(20, 3), torch.arange(20) % 2, 5, seed=1),
+        epochs=3,
+        optimiser=optimiser,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimiser, 6),
+        callbacks=[Averaging(0.8), Checkpoint(path, about={"name": "run"})],
+        seed=4,
+    )
+    assert [record["epoch"] for record in history] == [1, 2, 3]
+    _close(history[-1]["cost"], expected["end"]["cost"])
+    _close(net(torch.tensor(expected["inputs"])), expected["end"]["outputs"])

@@ -106,10 +106,15 @@ def test_a_bad_fraction_is_refused(fraction: Any) -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ValueError, match="must be a Bayesian"):
         prune(mlp((2, 2)), 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("part", ["net", "rho"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_not_pruned(bad: float, part: str) -> None:
     model = _model()
     with torch.no_grad():
-        model.net[0].weight[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="finite"):
+        next(iter(getattr(model, part).parameters())).view(-1)[0] = bad
+    with pytest.raises(ValueError, match=r"'model' parameter of prune must be finite\. Got NaN or inf in 1 of"):
         prune(model, 0.5)
 
 

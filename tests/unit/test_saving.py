@@ -326,8 +326,16 @@ FILES: dict[str, Callable[[Path], Any]] = {
     },
     "no format": _header(lambda header: header.pop("format")),
     "format is text": _header(lambda header: header.update(format="1")),
-    "a future format": _header(lambda header: header.update(format=3, version="9.0")),
+    "a future format": _header(lambda header: header.update(format=4, version="9.0")),
     "seed is text": _metadata(lambda metadata: metadata.update(seed="7")),
+    "parameters are empty": _metadata(lambda metadata: metadata.update(parameters={})),
+    "seed is absurd": _metadata(lambda metadata: metadata.update(seed=10**400)),
+    "NaN in a mean": _tensors(lambda tensors: tensors["net.0.weight"].view(-1)[0:1].fill_(torch.nan)),
+    "infinity in rho": _tensors(lambda tensors: tensors["rho.0.weight"].view(-1)[0:1].fill_(torch.inf)),
+    "NaN in a buffer": _tensors(lambda tensors: tensors["net.1.running_mean"].fill_(torch.nan)),
+    "noise of whole numbers": _tensors(
+        lambda tensors: tensors.update({k: v.int() for k, v in tensors.items() if k.startswith("likelihood.")})
+    ),
     "seed is null": _metadata(lambda metadata: metadata.update(seed=None)),
     "centred is text": _metadata(lambda metadata: metadata.update(centred="no")),
     "parameters are a list": _metadata(lambda metadata: metadata.update(parameters=[1])),
@@ -355,6 +363,22 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "without the norm": _other(lambda: _sequence(nn.Linear(3, 4), nn.Identity(), nn.Tanh(), nn.Linear(4, 2))),
     "of another precision": _other(lambda: MODELS["everything"][1](_normalised()).double()),
 }
+
+
+@pytest.mark.parametrize("name", ["net.0.weight", "rho.3.bias", "net.1.running_mean"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_not_written(name: str, bad: float, tmp_path: Path) -> None:
+    model = MODELS["everything"][1](_normalised())
+    _good(tmp_path / "model")
+    before = (tmp_path / "model").read_bytes()
+    model.state_dict()[name].view(-1)[0] = bad
+    if name == "net.1.running_mean" and bad == torch.inf:  # a mask, say
+        save(model, tmp_path / "model")
+        assert load(tmp_path / "model", _normalised()).state_dict()[name][0] == bad
+        return
+    with pytest.raises(ValueError, match=rf"'{name}' parameter of save must be finite\. Got NaN or inf in 1 of \d+"):
+        save(model, tmp_path / "model")
+    assert (tmp_path / "model").read_bytes() == before
 
 
 @pytest.mark.parametrize("write", FILES.values(), ids=list(FILES))

@@ -18,6 +18,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -39,7 +40,7 @@ from bayesbackprop._errors import (
     check_type,
     invalid,
 )
-from bayesbackprop._files import read, write
+from bayesbackprop._files import check_counter, check_same, read, write
 from bayesbackprop.bandits._turns import Turns
 from bayesbackprop.bandits.environments import check_action, shown
 from bayesbackprop.bandits.network import Encoding, RewardNetwork
@@ -52,6 +53,9 @@ from bayesbackprop.training import check_gradients
 
 # Seeds of decisions and observations must not meet those of neighbouring agents.
 _STRIDE = 1_000_003
+
+# What counts or is a sum of squares.
+_NEVER_NEGATIVE = ("actions", "count", "exp_avg_sq", "square", "step")
 
 # Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
 _LARGEST = 1e15
@@ -154,6 +158,7 @@ class Agent(ABC):
         """Write all that the agent is and knows to ``path``, atomically."""
         with self._saves:  # so that of several saves to one path the newest stays
             tensors, described = self._snapshot()
+            check_same(f"{type(self).__name__}.save", tensors, tensors)
             write(path, "agent", tensors, {"agent": type(self).__name__, **described})
 
     def restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
@@ -163,10 +168,20 @@ class Agent(ABC):
 
     def _restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
         own = self._tensors()
-        expected, found = ({name: (t.shape, t.dtype) for name, t in each.items()} for each in (own, tensors))
-        if found != expected:
-            raise invalid("tensors", type(self).__name__, "those of an agent like this one", Described("others"))
-        check_count(type(self).__name__, least=0, acted=acted, observed=observed)
+        check_same(type(self).__name__, tensors, own)
+        for name, tensor in tensors.items():
+            *_, last = name.split(".")
+            if last in _NEVER_NEGATIVE and bool((tensor < 0).any()):
+                raise ValueError(f"{name} is negative")
+            if last == "actions" and bool((tensor >= self.actions).any()):
+                raise ValueError(f"{name} that there are not")
+            if last == "root":
+                matrix, positive = tensors["matrix"], bool((tensor.diagonal(dim1=-2, dim2=-1) > 0).all())
+                if not positive or not bool((tensor @ tensor.mT - matrix).abs().max() <= 1e-9 * matrix.abs().max()):
+                    raise ValueError("a root that is not that of its matrix")
+            if last == "step" and int(tensor) != float(tensor):
+                raise ValueError(f"{name} {float(tensor)}")
+        acted, observed = check_counter("acted", acted), check_counter("observed", observed)
         for name, value in own.items():
             value.detach().copy_(tensors[name])
         self.acted, self.observed = acted, observed
@@ -451,14 +466,37 @@ def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
     file = read(path, "agent", "bandits.load")
     with file.understanding():
         kind, arguments = _KINDS[file.contents["agent"]], dict(file.contents["arguments"])
+        if arguments.keys() != inspect.signature(kind).parameters.keys():
+            raise ValueError(f"arguments {sorted(arguments)}")
         if "prior" in arguments:
             arguments["prior"] = prior or priors.from_description(arguments["prior"])
+        _check_sizes(kind, arguments, file.tensors)
     if "prior" in arguments and arguments["prior"] is None:
         raise invalid("prior", "bandits.load", "given, since the file has one of your own", None)
     with file.understanding():
         agent = kind(**arguments)
         agent.restore(file.tensors, file.contents["acted"], file.contents["observed"])
     return agent
+
+
+def _check_sizes(kind: type[Agent], arguments: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Refuse arguments that the tensors of a file do not have, before an agent of that size is made."""
+    each = [arguments[name] for name in ("features", "actions", "replicas")]
+    claimed, (features, actions, replicas) = list(each), each
+    expected: dict[str, list[int]] = {}
+    if kind is LinearThompson:
+        expected["matrix"] = [replicas, actions, features + 1, features + 1]
+    if issubclass(kind, NeuralAgent):
+        hidden, memory = list(arguments["hidden"]), arguments["memory"]
+        claimed += [*hidden, memory]
+        is_input = arguments["encoding"] == "input"
+        sizes = [features + actions if is_input else features, *hidden, 1 if is_input else actions]
+        expected = {f"parameter.{2 * n}": [replicas, *reversed(pair)] for n, pair in enumerate(pairwise(sizes))}
+        expected["contexts"] = [memory, replicas, features]
+    if any(type(number) is not int or number < 1 for number in claimed):
+        raise ValueError(f"sizes {claimed!r:.80}")
+    if any(list(tensors[name].shape) != shape for name, shape in expected.items()):
+        raise ValueError(f"sizes {claimed!r:.80} that its tensors do not have")
 
 
 def _adam(*parts: tuple[nn.Module, float]) -> torch.optim.Adam:

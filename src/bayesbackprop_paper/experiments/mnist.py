@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
-from bayesbackprop._files import read_checkpoint, write_atomically
+from bayesbackprop._files import read, read_checkpoint, write_atomically
 from bayesbackprop._networks import mlp
 from bayesbackprop._version import __version__
 from bayesbackprop.callbacks import Callback
@@ -236,13 +236,15 @@ def run(
 
 def began(folder: Path) -> Config:
     """The configuration of the run whose checkpoint is in ``folder``."""
-    _, metadata = read_checkpoint(folder / CHECKPOINT)
-    about = {name: value for name, value in metadata.get("about", {}).items() if name != "n"}
+    file = read(folder / CHECKPOINT, "checkpoint", "resume")
+    with file.understanding():
+        about = {name: value for name, value in file.contents.get("about", {}).items() if name != "n"}
     if "method" not in about:
         raise invalid("folder", "resume", "that of a run on MNIST", Described(folder))
     prefix = "schedule."
-    schedule = {name.removeprefix(prefix): about.pop(name) for name in list(about) if name.startswith(prefix)}
-    return _config({**about, "schedule": schedule})
+    with file.understanding():
+        schedule = {name.removeprefix(prefix): about.pop(name) for name in list(about) if name.startswith(prefix)}
+        return _config({**about, "schedule": schedule})
 
 
 def write_result(config: Config, folder: Path, result: Result, command: str) -> None:
@@ -295,8 +297,11 @@ def _ship(job: Experiment, path: Path) -> None:
 def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
     """Give ``net`` the weights that ``config`` selected in ``folder``, whatever stands between its layers."""
     start = network(config)
-    tensors, _ = read_checkpoint(folder / BEST)
-    start.load_state_dict({name.split(".net.")[1]: value for name, value in tensors.items() if ".net." in name})
+    file = read(folder / BEST, "checkpoint", "start")
+    with file.understanding():
+        start.load_state_dict(
+            {name.split(".net.")[1]: value for name, value in file.tensors.items() if ".net." in name}
+        )
     with torch.no_grad():
         for own, theirs in zip(net.parameters(), start.parameters(), strict=True):
             own.copy_(theirs)

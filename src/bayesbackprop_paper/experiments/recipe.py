@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bayesbackprop._engine import evaluating
 from bayesbackprop._errors import check_count, check_not_negative, check_positive, check_probability, invalid
-from bayesbackprop._files import read_checkpoint, write_checkpoint
+from bayesbackprop._files import read, write_checkpoint
 from bayesbackprop.callbacks import Averaging, Best, Callback, Checkpoint, Progress, Records
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.objective import Cost, FreeEnergy
@@ -209,26 +209,28 @@ def _upgrade(path: Path, optimiser: torch.optim.Optimizer, scheduler: LambdaLR, 
     """
     if not path.exists():
         return
-    tensors, metadata = read_checkpoint(path)
+    file = read(path, "checkpoint", "resume")
+    metadata = file.contents
     if "state" not in metadata or "scheduler" in metadata:
         return
-    about, state = metadata["about"], metadata["state"]
-    step, size = state["step"], about.get("schedule.batch_size", 1)
-    taken = step % batches
-    sums = {name: size * total for name, total in state["sums"].items()}
-    if sums:
-        weight = {"bbb": about["temperature"], "map": 1.0}.get(about["method"][:3], 0.0) / about["n"]
-        sums = {"cost": sums["likelihood"] + weight * sums["complexity"], **sums}
-    factor = scheduler.lr_lambdas[0](step)
-    groups = [{**group, "lr": group["initial_lr"] * factor} for group in optimiser.state_dict()["param_groups"]]
-    follows = {"last_epoch": step, "_step_count": step + 1, "_last_lr": [group["lr"] for group in groups]}
-    metadata |= {
-        "state": {**state, "taken": taken, "examples": taken * size, "sums": sums},
-        "optimiser": {"groups": groups, "slots": {}},
-        "scheduler": {**scheduler.state_dict(), **follows},
-        "callbacks": {},
-    }
-    write_checkpoint(path, tensors, metadata)
+    with file.understanding():
+        about, state = metadata["about"], metadata["state"]
+        step, size = state["step"], about.get("schedule.batch_size", 1)
+        taken = step % batches
+        sums = {name: size * total for name, total in state["sums"].items()}
+        if sums:
+            weight = {"bbb": about["temperature"], "map": 1.0}.get(about["method"][:3], 0.0) / about["n"]
+            sums = {"cost": sums["likelihood"] + weight * sums["complexity"], **sums}
+        factor = scheduler.lr_lambdas[0](step)
+        groups = [{**group, "lr": group["initial_lr"] * factor} for group in optimiser.state_dict()["param_groups"]]
+        follows = {"last_epoch": step, "_step_count": step + 1, "_last_lr": [group["lr"] for group in groups]}
+        metadata |= {
+            "state": {**state, "taken": taken, "examples": taken * size, "sums": sums},
+            "optimiser": {"groups": groups, "slots": {}},
+            "scheduler": {**scheduler.state_dict(), **follows},
+            "callbacks": {},
+        }
+    write_checkpoint(path, file.tensors, metadata)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesbackprop.bandits import LinearThompson, ThompsonSampling, load, simulate
+from bayesbackprop.bandits import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, load, simulate
 from bayesbackprop_paper.environments import Wheel
 from rewriting import rewrite
 
@@ -35,7 +35,23 @@ AGENT: dict[str, Change] = {
     "a tensor too many": lambda _, tensors: tensors.update(more=torch.zeros(1)),
     "a tensor of another shape": lambda _, tensors: tensors.update(rewards=torch.zeros(1, 1)),
     "a tensor of another type": lambda _, tensors: tensors.update(rewards=tensors["rewards"].double()),
+    "NaN": lambda _, tensors: tensors["rewards"].fill_(torch.nan),
+    "infinity in a weight": lambda _, tensors: tensors["parameter.0"].fill_(torch.inf),
+    "an action that there is not": lambda _, tensors: tensors["actions"].fill_(3),
+    "a negative action": lambda _, tensors: tensors["actions"].fill_(-1),
+    "a negative square": lambda _, tensors: tensors["optimiser.0.exp_avg_sq"].fill_(-1),
+    "a negative step": lambda _, tensors: tensors["step"].fill_(-1),
+    "half a step": lambda _, tensors: tensors["optimiser.0.step"].fill_(0.5),
+    "an absurd count": lambda contents, _: contents.update(acted=10**400),
+    "a count that is true": lambda contents, _: contents.update(acted=True),
+    "an absurd seed": lambda contents, _: contents["arguments"].update(seed=10**400),
+    "an argument that has a default is missing": lambda contents, _: contents["arguments"].pop("memory"),
 }
+
+# Sizes of gigabytes that an agent would allocate before its tensors were compared.
+CLAIMS: dict[str, Any] = {
+    "memory": 10**9, "features": 10**9, "actions": 10**6, "replicas": 10**9, "hidden": [10**6, 10**6],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", AGENT.values(), ids=list(AGENT))
@@ -50,6 +66,47 @@ def test_a_damaged_agent_is_refused(change: Change, tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("encoding", ["input", "output"])
+@pytest.mark.parametrize("kind", [ThompsonSampling, EpsilonGreedy, LinearThompson])
+def test_no_agent_is_made_larger_than_its_file(
+    kind: type[Any], encoding: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, options = tmp_path / "agent", {"hidden": (4,), "memory": 6, "encoding": encoding}
+    kind(2, 3, **({} if kind is LinearThompson else options)).save(path)
+    assert type(load(path)) is kind
+    rewrite(path, lambda header, _: header["contents"]["arguments"].update({name: CLAIMS[name]}))
+    monkeypatch.setattr(Agent, "__post_init__", lambda _: pytest.fail("made"))
+    with pytest.raises(ValueError, match=REFUSED.format(r"bandits\.load", "an agent")):
+        load(path)
+
+
+LINEAR: dict[str, Change] = {
+    "another matrix": lambda _, tensors: tensors["matrix"].fill_(0.5),
+    "a root that is not positive": lambda _, tensors: tensors["root"].zero_(),
+    "a negative count": lambda _, tensors: tensors["count"].fill_(-1),
+    "a negative square": lambda _, tensors: tensors["square"].fill_(-1),
+    "infinity": lambda _, tensors: tensors["moment"].fill_(torch.inf),
+}
+
+
+@pytest.mark.parametrize("change", LINEAR.values(), ids=list(LINEAR))
+def test_a_damaged_linear_agent_is_refused(change: Change, tmp_path: Path) -> None:
+    LinearThompson(2, 3).save(tmp_path / "agent")
+    rewrite(tmp_path / "agent", lambda header, tensors: change(header["contents"], tensors))
+    with pytest.raises(ValueError, match=REFUSED.format(r"bandits\.load", "an agent")):
+        load(tmp_path / "agent")
+
+
+def test_an_agent_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
+    agent = ThompsonSampling(2, 3, hidden=(4,), memory=6)
+    with torch.no_grad():
+        next(agent.net.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"'parameter\.0' parameter of ThompsonSampling\.save must be finite"):
+        agent.save(tmp_path / "agent")
+    assert list(tmp_path.iterdir()) == []
+
+
 RUN: dict[str, Change] = {
     "no regret": lambda _, tensors: tensors.pop("regret"),
     "the regret of one replica": lambda _, tensors: tensors.update(regret=tensors["regret"][:1]),
@@ -57,7 +114,12 @@ RUN: dict[str, Change] = {
     "no times": lambda contents, _: contents.pop("t"),
     "the time of one environment": lambda contents, _: contents.update(t=[4]),
     "times that are text": lambda contents, _: contents.update(t=["four", "four"]),
+    "times that are fractions": lambda contents, _: contents.update(t=[4.5, 4.5]),
+    "absurd times": lambda contents, _: contents.update(t=[10**400, 4]),
+    "regret that is not finite": lambda _, tensors: tensors["regret"].fill_(torch.nan),
+    "regret of another type": lambda _, tensors: tensors.update(regret=tensors["regret"].float()),
     "no count of decisions": lambda contents, _: contents.pop("acted"),
+    "NaN in the agent": lambda _, tensors: tensors["agent.moment"].fill_(torch.nan),
     "a tensor of the agent is missing": lambda _, tensors: tensors.pop("agent.moment"),
     "a tensor of the agent of another shape": lambda _, tensors: tensors.update({"agent.moment": torch.zeros(2)}),
 }

@@ -83,6 +83,8 @@ def test_tensors_of_another_agent_are_refused(kind: str) -> None:
     agent, larger = KINDS[kind](), KINDS[kind](replicas=2)
     before = snapshot(agent)
     for tensors in (larger.tensors(), {}, {**agent.tensors(), "more": torch.zeros(1)}):
-        with pytest.raises(ValueError, match=r"'tensors' parameter of .* must be those of an agent like this one"):
+        with pytest.raises(
+            ValueError, match=r"'tensors' parameter of .* must be of the names, shapes and types that it has"
+        ):
             agent.restore(tensors, 1, 1)
         assert_same(snapshot(agent), before)

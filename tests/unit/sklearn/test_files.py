@@ -144,7 +144,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "the other estimator's": lambda path: fitted(BayesianMLPRegressor).save(path),
     "not JSON": _rewritten(lambda header, tensors: None, "{"),
     "a list": _rewritten(lambda header, tensors: None, "[1]"),
-    "a future format": _rewritten(lambda header, tensors: header.update(format=3)),
+    "a future format": _rewritten(lambda header, tensors: header.update(format=4)),
     "no format": _rewritten(lambda header, tensors: header.pop("format")),
     "no state": _changed(lambda data, tensors: data.pop("state")),
     "a state that is a list": _changed(lambda data, tensors: data.update(state=[1])),
@@ -171,6 +171,22 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "half precision": _changed(lambda _, tensors: tensors.update({k: t.half() for k, t in tensors.items()})),
     "half of the moments": _changed(lambda _, tensors: tensors.pop("adam.exp_avg.net.0.bias")),
     "moments of another shape": _changed(lambda _, tensors: tensors["adam.exp_avg.net.0.bias"].resize_(1)),
+    "a negative square": _changed(lambda _, tensors: tensors["adam.exp_avg_sq.net.0.bias"].fill_(-1)),
+    "an absurd count": _changed(lambda data, _: data["state"].update(n_iter_=10**400)),
+    "a count that is text": _changed(lambda data, _: data["state"].update(n_samples_seen_="4")),
+    "a negative count": _changed(lambda data, _: data["state"].update(_steps=-1)),
+    "a curve that is not finite": _changed(lambda data, _: data["state"].update(loss_curve_=[np.inf])),
+    "a curve that is text": _changed(lambda data, _: data["state"].update(loss_curve_="x")),
+    "draws that are text": _changed(lambda data, _: data["state"].update(draws="5")),
+    "a negative sigma": _changed(lambda data, _: data["state"].update(sigma=-1)),
+    "classes of a type of gigabytes": _changed(
+        lambda data, _: data["state"]["classes_"].update(array="<U400000000", values=["a", "b"])),
+    "classes of a long type": _changed(lambda data, _: data["state"]["classes_"].update(array="i4," * 10**6)),
+    "classes of bytes": _changed(lambda data, _: data["state"]["classes_"].update(array="V8")),
+    "classes that are the same": _changed(lambda data, _: data["state"]["classes_"].update(values=[1, 1])),
+    "classes in a table": _changed(lambda data, _: data["state"]["classes_"].update(values=[[0], [1]])),
+    "names of other features": _changed(lambda data, _: data["state"].update(
+        feature_names_in_={"array": "|O", "values": ["a"]})),
 }  # fmt: skip
 
 
@@ -181,6 +197,80 @@ def test_a_file_that_does_not_fit_is_refused(write: Callable[[Path], Any], tmp_p
     form = r"^The 'path' parameter of BayesianMLPClassifier.load must be .+\. Got .+ instead\.$"
     with pytest.raises(ValueError, match=form):
         BayesianMLPClassifier.load(tmp_path / "model")
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"_mean": {"array": "<f8", "values": [np.nan]}},
+        {"_scale": {"array": "<f8", "values": [0.0]}},
+        {"_scale": {"array": "<f8", "values": [1.0, 1.0]}},
+        {"_mean": {"array": "<f8", "values": []}},
+        {"_mean": {"array": "<U1", "values": ["a"]}},
+        {"_mean": 1.0},
+        {"_one_dimension": 1},
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    fitted(BayesianMLPRegressor).save(tmp_path / "model")
+    rewrite(tmp_path / "model", lambda header, _: header["contents"]["state"].update(change))
+    with pytest.raises(ValueError, match=r"^The 'path' parameter of BayesianMLPRegressor.load must be .+ is damaged"):
+        BayesianMLPRegressor.load(tmp_path / "model")
+
+
+@pytest.mark.identities
+@BOTH
+def test_what_is_not_finite_is_not_written(kind: type[Estimator], tmp_path: Path) -> None:
+    model = fitted(kind)
+    with torch.no_grad():
+        next(model.model_.rho.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match=rf"'model\.rho\S+' parameter of {kind.__name__}\.save must be finite"):
+        model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match=rf"'sigma' parameter of {kind.__name__} must be"):
+        fitted(kind).set_params(sigma=-1).save(tmp_path / "model")  # it would not load
+    assert os.listdir(tmp_path) == []
+
+
+PICKLES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a flipped bit": lambda state: state.update(model_=state["model_"][:-1] + bytes([state["model_"][-1] ^ 1])),
+    "a model that is cut": lambda state: (state.pop("_sha256"), state.update(model_=state["model_"][:-1])),
+    "a model that is text": lambda state: (state.pop("_sha256"), state.update(model_="x")),
+    "another count": lambda state: state.update(n_iter_=7),
+    "another parameter": lambda state: state.update(sigma=0.5),
+    "another checksum": lambda state: state.update(_sha256=1),
+    "no count": lambda state: (state.pop("_sha256"), state.pop("n_iter_")),
+    "no classes or scale": lambda state: (
+        state.pop("_sha256"), state.pop("classes_", None), state.pop("_scale", None)),
+    "another generator": lambda state: state.update(random_state=np.random.RandomState(1)),
+}  # fmt: skip
+
+
+@pytest.mark.identities
+@BOTH
+@pytest.mark.parametrize("change", PICKLES.values(), ids=list(PICKLES))
+def test_a_damaged_pickle_has_one_error(kind: type[Estimator], change: Callable[[dict[str, Any]], Any]) -> None:
+    state = fitted(kind, random_state=np.random.RandomState(0)).__getstate__()
+    change(state)
+    again = kind()
+    with pytest.raises(
+        ValueError, match=rf"^The 'pickle' parameter of {kind.__name__} must be .* damaged \(.* instead\.$"
+    ):
+        again.__setstate__(state)
+    assert vars(again) == vars(kind())
+    for odd in (None, (), [1], 3, {"model_": b""}):
+        with pytest.raises(ValueError, match=rf"^The 'pickle' parameter of {kind.__name__} must be"):
+            kind().__setstate__(odd)  # type: ignore[arg-type]
+
+
+@pytest.mark.identities
+def test_a_pickle_without_a_checksum_still_loads() -> None:
+    model = fitted(BayesianMLPClassifier)
+    state = model.__getstate__()
+    del state["_sha256"]
+    again = BayesianMLPClassifier()
+    again.__setstate__(state)
+    assert same(model, again)
 
 
 @pytest.mark.identities

@@ -85,7 +85,7 @@ def test_moments_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: 
     fit(model(), batches(), epochs=1, callbacks=[Checkpoint(path)])
     tensors, metadata = read_checkpoint(path)
     write_checkpoint(path, {**tensors, "optimiser.0.exp_avg": torch.zeros(shape)}, metadata)
-    with pytest.raises(ValueError, match="'exp_avg' of parameter 0 fits"):
+    with pytest.raises(ValueError, match=r"others for .*'exp_avg' of parameter 0"):
         fit(model(), batches(), epochs=2, callbacks=[Checkpoint(path)])
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,19 @@ def test_a_broken_gzip_file_in_the_folder_is_not_used(index: Index, tmp_path: Pa
     (tmp_path / "cache").mkdir()
     for name, text in CONTENT.items():
         (tmp_path / "cache" / f"{name}.gz").write_bytes(gzip.compress(text)[:-9])
+    assert data.fetch("tiny") == tmp_path / "cache" / "tiny"
+
+
+def test_a_file_is_not_inflated_beyond_its_size(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    for name, text in CONTENT.items():
+        (tmp_path / "cache" / f"{name}.gz").write_bytes(gzip.compress(text + bytes(50_000_000)))
+    tracemalloc.start()
+    try:
+        assert data.find("tiny") is None
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
     assert data.fetch("tiny") == tmp_path / "cache" / "tiny"
 
 

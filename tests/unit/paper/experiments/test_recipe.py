@@ -22,6 +22,7 @@ from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import mnist, recipe
 from bayesbackprop_paper.experiments.recipe import BEST, METRICS, Examples, Experiment, Schedule, error_percent
 from digits import BATCHES, EPOCHS, metrics
+from rewriting import rewrite
 from training_runs import Recorder, counted, parts, record, start
 
 pytestmark = pytest.mark.equivalence
@@ -223,6 +224,23 @@ def test_a_configuration_is_read_from_its_checkpoint(tmp_path: Path) -> None:
     mnist.prepare(second, digits.N, tmp_path / "second", tmp_path / "first").train(*parts())
     assert mnist.began(tmp_path / "first") == first
     assert mnist.began(tmp_path / "second") == second
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"method": "bbb-mixture"},
+        {"method": "dropout", "schedule.odd": 1},
+        [1],
+        "x",
+        {"method": 1, "schedule.epochs": "x"},
+    ],
+)
+def test_a_configuration_that_is_damaged_is_refused(about: Any, tmp_path: Path) -> None:
+    start(tmp_path).train(*parts())
+    rewrite(tmp_path / mnist.CHECKPOINT, lambda header, _: header["contents"].update(about=about))
+    with pytest.raises(ValueError, match=r"^The 'path' parameter of resume must be .* damaged"):
+        mnist.began(tmp_path)
 
 
 # --- the test set ----------------------------------------------------------------------------------------------------
