@@ -360,7 +360,12 @@ def test_epsilon_0_always_does_what_is_best(kind: str) -> None:
 def test_no_two_decisions_nor_an_update_draw_the_same_network(monkeypatch: pytest.MonkeyPatch) -> None:
     agent: Any = KINDS["thompson, input"](draws=3)
     draw, drawn = agent.model.draw, []
-    monkeypatch.setattr(agent.model, "draw", lambda step, number: drawn.append((step, number)) or draw(step, number))
+
+    def spy(step: int, number: int, **options: bool) -> Any:
+        drawn.append((step, number))
+        return draw(step, number, **options)
+
+    monkeypatch.setattr(agent.model, "draw", spy)
     live(agent, range(4))
     decisions = [key for key in drawn if key[0] == 0]
     assert decisions == [(0, number) for number in range(12)]
