@@ -282,8 +282,8 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         before = dict(self.__dict__)
         try:
-            if not isinstance(state, dict):
-                raise TypeError(f"a {type(state).__name__}")
+            if not isinstance(state, dict) or not state.keys() >= set(self._get_param_names()):
+                raise TypeError(f"a state without parameters: {state!r:.80}")
             state = dict(state)
             if _CHECKSUM in state and state.pop(_CHECKSUM) != self._checksum(state):  # older pickles have none
                 raise ValueError("its checksum is that of other contents")
@@ -299,7 +299,7 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
     def _checksum(self, state: Mapping[str, Any]) -> str:
         """Of what a pickle holds, as far as JSON can say it; of other objects only their type."""
         names = (*self._get_param_names(), *self._learnt, "feature_names_in_", "model_")
-        known = {name: state[name] for name in names if name in state}
+        known = [sorted(map(str, state)), {name: state[name] for name in names if name in state}]
         return hashlib.sha256(json.dumps(known, default=_plainest, skipkeys=True).encode()).hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -480,7 +480,11 @@ def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
 
 
 def _check_sizes(kind: type[Agent], arguments: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Refuse arguments that the tensors of a file do not have, before an agent of that size is made."""
+    """Refuse sizes that the tensors of a file do not have, before such an agent is made, and absurd numbers."""
+    for name, value in arguments.items():
+        most = 2**53 if isinstance(value, int) else 1e30
+        if name != "seed" and isinstance(value, int | float) and value and not 1e-30 < abs(value) < most:
+            raise ValueError(f"{name} {value!r:.80}")
     each = [arguments[name] for name in ("features", "actions", "replicas")]
     claimed, (features, actions, replicas) = list(each), each
     expected: dict[str, list[int]] = {}

@@ -44,6 +44,8 @@ AGENT: dict[str, Change] = {
     "half a step": lambda _, tensors: tensors["optimiser.0.step"].fill_(0.5),
     "an absurd count": lambda contents, _: contents.update(acted=10**400),
     "a count that is true": lambda contents, _: contents.update(acted=True),
+    "a tiny noise": lambda contents, _: contents["arguments"].update(noise=1e-320),
+    "an absurd scale": lambda contents, _: contents["arguments"].update(scale=2**64),
     "an absurd seed": lambda contents, _: contents["arguments"].update(seed=10**400),
     "an argument that has a default is missing": lambda contents, _: contents["arguments"].pop("memory"),
 }
