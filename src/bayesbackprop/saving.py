@@ -7,7 +7,7 @@ from typing import get_args
 from torch import Tensor, nn
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._engine import Estimator
+from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
 from bayesbackprop._files import check_same, read, write
@@ -20,7 +20,8 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
     """Write ``model`` to ``path``, atomically. Parameters that are not finite are refused."""
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
-    tensors = _tensors(model)
+    with lock(model.net):  # not in the midst of a step of ``fit`` in another thread
+        tensors = {name: tensor.detach().clone() for name, tensor in _tensors(model).items()}
     check_same("save", tensors, tensors, dict(model.named_buffers()))
     layers = layers_of(model.net)
     names = None if layers is None else ["Linear" if type(layer) is nn.Linear else repr(layer) for layer in layers]

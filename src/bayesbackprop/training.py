@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from bayesbackprop._engine import evaluating
+from bayesbackprop._engine import evaluating, lock
 from bayesbackprop._errors import (
     Described,
     check_callable,
@@ -353,6 +353,8 @@ def fit(
         for callback in callbacks:
             callback.on_start(run)
         forward: Any = DistributedDataParallel(objective) if run.ranks > 1 else objective
+        # Another thread that saves the model, or copies it, does so before a step or after it.
+        whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
         while run.goes_on:
             started = time.perf_counter() - run.seconds
@@ -375,7 +377,8 @@ def fit(
                         (cost / (examples / size)).backward()
                     _add(run, cost, size)
                 _check_step(run, clip)
-                optimiser.step()
+                with whole:
+                    optimiser.step()
                 if scheduler is not None:
                     scheduler.step()
                 run.step += 1
