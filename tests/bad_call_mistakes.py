@@ -293,7 +293,7 @@ MISTAKES: dict[str, Mistake] = {
     "Averaging(1)": (lambda: callbacks.Averaging(1), "factor"),
     "Best of what is not measured": (lambda: _with([callbacks.Best(folder() / "b", "accuracy")]), "monitor"),
     "Best.load before fit": (lambda: callbacks.Best(folder() / "none").load(small_model()), "none"),
-    "Best.load of another network": (lambda: best().load(classifier()), "size mismatch"),
+    "Best.load of another network": (lambda: best().load(classifier()), "of another run"),
     "act of replicas": (lambda: _two_agents().act([0.0, 1.0, 0.0]), "act_all"),
     "observe of replicas": (lambda: _two_agents().observe([0.0, 1.0, 0.0], 0, 1.0), "observe_all"),
     "act_all of one context": (lambda: _two_agents().act_all([[0.0, 1.0, 0.0]]), "contexts"),

@@ -53,10 +53,11 @@ LEGITIMATE: dict[str, str] = {
     r"an ensemble of a scalar": "one number of each network can be stacked; only predict needs rows",
 }
 
-# What torch, scikit-learn and Python themselves say clearly.
+# What files, torch, scikit-learn and Python themselves say clearly.
 CLEAR = re.compile(
     "|".join(
         (
+            r"which is damaged or of another run",
             r"mat1 and mat2 shapes cannot be multiplied|must have the same dtype|to have the same dtype",
             r"both arguments to linear need to be at least 1D|argument 'input' .*must be Tensor, not",
             r"within the support|to satisfy the constraint|cannot be called on meta tensors|on the expected device",
