@@ -121,25 +121,15 @@ def _read_best(path: Path) -> Any:
     return Best(path, "cost").load(model), dict(model.state_dict())
 
 
-class _World:
+class _World(bandits.Environment):
     """A bandit of two features and three actions."""
 
-    features, actions = 2, 3
-
     def __init__(self) -> None:
-        self.t = 0
-        self.best = 1.0
+        super().__init__(2, 3, seed=0)
 
-    @property
-    def context(self) -> Tensor:
-        return torch.tensor([0.1 * (self.t % 7), 1.0])
-
-    def step(self, action: int) -> float:
-        self.t += 1
-        return float(action == self.t % 3)
-
-    def described(self) -> dict[str, Any]:
-        return {"kind": "world"}
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        best = torch.eye(3)[int(random.integers(3))]
+        return torch.tensor([0.1 * (self.t % 7), 1.0]), best, best
 
 
 _SMALL: dict[str, Any] = {"hidden": [4], "updates": 2, "batch_size": 4, "memory": 5}
@@ -171,7 +161,7 @@ def _read_agent(path: Path) -> Any:
 
 def _simulate(path: Path, steps: int) -> Any:
     agent, world = bandits.LinearThompson(2, 3), _World()
-    regret = bandits.simulate([world], agent, steps, path)  # type: ignore[list-item]
+    regret = bandits.simulate([world], agent, steps, path)
     return regret, dict(agent.tensors()), world.t, agent.acted, agent.observed
 
 
