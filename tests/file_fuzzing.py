@@ -184,18 +184,23 @@ def _said(estimator: Any) -> Any:
 def _unpickle(path: Path) -> Any:
     """What unpickling itself refuses never reaches the library."""
     reached: list[Any] = []
+    ours: list[Exception] = []
     original = BayesianMLPClassifier.__setstate__
 
     def noted(self: Any, state: Any) -> None:
         reached.append(state)
-        original(self, state)
+        try:
+            original(self, state)
+        except Exception as error:
+            ours.append(error)
+            raise
 
     BayesianMLPClassifier.__setstate__ = noted  # type: ignore[method-assign]
     try:
         found = pickle.loads(path.read_bytes())
     except Exception as error:
-        if reached:
-            raise
+        if ours:
+            raise ours[0] from None
         raise ValueError("The 'pickle' parameter of pickle must be whole. Got another instead.") from error
     finally:
         BayesianMLPClassifier.__setstate__ = original  # type: ignore[method-assign]

@@ -5,7 +5,6 @@ goes: a hidden unit without incoming weights is a constant, which the biases of 
 outgoing weights disappears. Then each layer is kept dense or sparse, whichever is quicker (docs/decisions/pruning.md).
 """
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -290,7 +289,7 @@ def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor], s
         for name, value in arguments.items():
             if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
                 raise TypeError(f"a {layer['kind']} with {name} {value!r}")
-            if isinstance(value, int | float) and not -math.inf < float(value) < math.inf:
+            if isinstance(value, int | float) and not abs(value) < 1e30:  # what a float of single precision can be
                 raise ValueError(f"a {layer['kind']} with {name} {value!r}")
         if _arguments(module) != arguments:
             raise ValueError(f"a {layer['kind']} with {arguments}")

@@ -281,6 +281,9 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "an argument that is text": _changed(
         lambda meta, _: meta["layers"].__setitem__(1, {"kind": "ELU", "arguments": {"alpha": "1", "inplace": False}})
     ),
+    "an argument that is absurd": _changed(
+        lambda meta, _: meta["layers"].__setitem__(1, {"kind": "ELU", "arguments": {"alpha": 1e308, "inplace": False}})
+    ),
     "an argument that is infinite": _changed(
         lambda meta, _: meta["layers"].__setitem__(
             1, {"kind": "ELU", "arguments": {"alpha": torch.inf, "inplace": False}}

@@ -242,6 +242,7 @@ PICKLES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no count": lambda state: (state.pop("_sha256"), state.pop("n_iter_")),
     "no classes or scale": lambda state: (
         state.pop("_sha256"), state.pop("classes_", None), state.pop("_scale", None)),
+    "another name of the checksum": lambda state: state.update(_sha656=state.pop("_sha256")),
     "one attribute more": lambda state: state.update(more_=1),
     "no parameters": lambda state: (state.clear(), state.update(a=1)),
     "another generator": lambda state: state.update(random_state=np.random.RandomState(1)),
