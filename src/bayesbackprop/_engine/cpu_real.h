@@ -209,11 +209,14 @@ INLINE void NAME(backward_block)(const int mixed, const int varies, const Param 
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
     const REAL *centre = (const REAL *)p->centre, *gw = p->gw ? (const REAL *)p->gw + i : zeros;
     const REAL *gm = p->gm ? (const REAL *)p->gm + i : gw, *gv = (const REAL *)p->gv + i;
-    REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK];
-    const int closed = p->kind == NORMAL_KL, deviates = (int)p->deviates;
+    REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK], deviation[BLOCK];
+    const int closed = p->kind == NORMAL_KL;
     const REAL p1 = prior->p1;
     memcpy(v, closed ? mu : w, m * sizeof(REAL));
-    if (deviates && !closed)
+    memcpy(deviation, w, m * sizeof(REAL));
+    if (!p->deviates)
+        for (int j = 0; j < m; j++) deviation[j] -= mu[j];
+    else if (!closed)
         for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
@@ -221,8 +224,7 @@ INLINE void NAME(backward_block)(const int mixed, const int varies, const Param 
 #pragma omp simd
     for (int j = 0; j < m; j++) {
         REAL t, scale, sigma = NAME(softplus)(mixed, rho[j], &t, &scale), prior_slope = gc * slope[j];
-        REAL deviation = deviates ? w[j] : w[j] - mu[j];
-        REAL along = closed ? gw[j] * deviation + gc * (sigma * sigma * p1) : (gw[j] + prior_slope) * deviation;
+        REAL along = gw[j] * deviation[j] + (closed ? gc * (sigma * sigma * p1) : prior_slope * deviation[j]);
         if (varies) along += 2 * sigma * sigma * gv[j];
         REAL g = gm[j] + prior_slope, h = (along - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
         gmu[j] = FIXED(rho[j]) ? 0 : g;
