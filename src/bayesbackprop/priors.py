@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesbackprop._errors import check_callable, check_positive, check_probability, check_text, invalid, tensor_shape
@@ -77,9 +78,14 @@ class ScaleMixture(Prior):
         vars(self).update(check_positive("ScaleMixture", sigma1=self.sigma1, sigma2=self.sigma2))
 
     def log_density(self, w: Tensor) -> Tensor:
-        slab = _normal_log_density(w, self.sigma1) + _log(self.pi)
-        spike = _normal_log_density(w, self.sigma2) + _log(1 - self.pi)
-        return torch.logaddexp(slab, spike)
+        parts = ((self.pi, self.sigma1), (1 - self.pi, self.sigma2))
+        components = [(sigma, _normal_log_density(w, sigma) + math.log(pi)) for pi, sigma in parts if pi > 0]
+        if len(components) == 1:
+            return components[0][1]
+        (_, narrow), (_, wide) = sorted(components, key=lambda component: component[0])
+        # As torch.logaddexp, whose second derivative is NaN where the components are far apart. Far out the narrow one is
+        # nothing; near 0 both are small numbers.
+        return wide + F.softplus(narrow - wide, threshold=40)  # above which it is linear to the last bit of a double
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,3 @@ def from_description(description: dict[str, Any]) -> Prior | None:
 
 def _normal_log_density(w: Tensor, sigma: float) -> Tensor:
     return -0.5 * (w / sigma).square() - (math.log(sigma) + 0.5 * _LOG_2PI)
-
-
-def _log(probability: float) -> float:
-    return math.log(probability) if probability > 0 else -math.inf

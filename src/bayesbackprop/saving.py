@@ -23,8 +23,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
     with lock(model.net):  # not in the midst of a step of ``fit`` in another thread
         tensors = {name: tensor.detach().clone() for name, tensor in _tensors(model).items()}
     check_same("save", tensors, tensors, dict(model.named_buffers()))
-    layers = layers_of(model.net)
-    names = None if layers is None else ["Linear" if type(layer) is nn.Linear else repr(layer) for layer in layers]
+    names = _layer_names(model.net)
     contents = {
         "seed": model.seed,
         "centred": model.has_centre,
@@ -80,6 +79,9 @@ def load(
             raise invalid("prior", "load", f"given, since the file has one of your own for {own}", None)
     if unknown := sorted(known.keys() - dict(net.named_parameters()).keys()):
         raise invalid("path", "load", "a file of the same network", Described(f"{path}, with {unknown} besides"))
+    wrote, has = (_that_count(names) for names in (file.contents.get("layers"), _layer_names(net)))
+    if wrote is not None and has is not None and wrote != has:
+        raise invalid("net", "load", f"of the layers of the network in {path}, {wrote}", Described(has))
     model = Bayesian(
         net,
         likelihood,
@@ -112,3 +114,15 @@ def _tensors(model: Bayesian) -> dict[str, Tensor]:
     saved = set(model.state_dict()) - {"_seed"}  # leaves out buffers that are not persistent; the seed is metadata
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name in saved}
+
+
+def _layer_names(net: nn.Module) -> list[str] | None:
+    """The layers of a fully connected network as text; None for any other."""
+    layers = layers_of(net)
+    return None if layers is None else ["Linear" if type(layer) is nn.Linear else repr(layer) for layer in layers]
+
+
+def _that_count(names: list[str] | None) -> list[str] | None:
+    """Without the layers that do nothing in evaluation."""
+    idle = ("Identity(", "Dropout(", "Flatten(")
+    return None if names is None else [name for name in names if not name.startswith(idle)]

@@ -169,3 +169,18 @@ def test_log_density_is_the_function():
     w = torch.randn(2, 3, requires_grad=True)
     torch.testing.assert_close(CAUCHY.log_density(w), distributions.Cauchy(0.0, 1.0).log_prob(w))
     assert torch.autograd.grad(CAUCHY.log_density(w).sum(), w)[0].abs().min() > 0
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize(
+    "prior", [ScaleMixture(), ScaleMixture(0.25, 0.01, 1.0), ScaleMixture(0.0), ScaleMixture(1.0)], ids=repr
+)
+def test_the_second_derivative_of_a_mixture(prior: ScaleMixture) -> None:
+    """It is finite wherever the components are, and the one of finite differences."""
+    w = torch.tensor([0.0, 1e-4, 1e-3, 0.01, 0.3, 5.0, 1e3], dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(prior.log_density(w).sum(), w, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), w)
+    step = 1e-6 * torch.maximum(w.detach().abs(), torch.tensor(1e-3, dtype=torch.float64))
+    ends = [(w.detach() + sign * step).requires_grad_() for sign in (1, -1)]
+    above, below = (torch.autograd.grad(prior.log_density(end).sum(), end)[0] for end in ends)
+    torch.testing.assert_close(second, (above - below) / (2 * step), rtol=1e-4, atol=1e-3)

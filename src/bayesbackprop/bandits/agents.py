@@ -59,6 +59,8 @@ _NEVER_NEGATIVE = ("actions", "count", "exp_avg_sq", "square", "step")
 
 # Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
 _LARGEST = 1e15
+# Of a number in a context, for the same reason.
+_LARGEST_FEATURE = 1e6
 
 
 @dataclass(eq=False, repr=False)
@@ -211,6 +213,11 @@ class Agent(ABC):
             if row.shape != (self.features,):
                 raise invalid("context", owner, f"a vector of {self.features} numbers", shown(context))
             check_finite("context", owner, row)
+            if bool((row.abs() > _LARGEST_FEATURE).any()):
+                constraint = (
+                    f"of numbers in [-{_LARGEST_FEATURE:g}, {_LARGEST_FEATURE:g}]; scale the features to about 1"
+                )
+                raise invalid("context", owner, constraint, Described(f"one of {float(row.abs().max()):g}"))
         if len(rows) != self.replicas:
             raise invalid("contexts", owner, f"one for each of {self.replicas} replicas", len(rows))
         return torch.stack(rows)
@@ -273,8 +280,12 @@ class LinearThompson(Agent):
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         x, rows = F.pad(contexts.double(), (0, 1), value=1.0), torch.arange(self.replicas)
-        self._matrix[rows, actions] += x[:, :, None] * x[:, None, :]
-        self._root[rows, actions] = torch.linalg.cholesky(self._matrix[rows, actions])
+        matrix = self._matrix[rows, actions] + x[:, :, None] * x[:, None, :]
+        root, failed = torch.linalg.cholesky_ex(matrix)
+        if bool(failed.any()):  # nothing has changed yet
+            constraint = "such that the precision of the weights has a root; scale the features to about 1"
+            raise invalid("context", "LinearThompson", constraint, Described(f"numbers up to {float(x.abs().max()):g}"))
+        self._matrix[rows, actions], self._root[rows, actions] = matrix, root
         self._moment[rows, actions] += x * rewards[:, None]
         self._square[rows, actions] += rewards**2
         self._count[rows, actions] += 1

@@ -399,3 +399,35 @@ def test_the_linear_posterior_is_ridge_regression() -> None:
         assert torch.allclose(torch.linalg.solve(tensors["matrix"][place], tensors["moment"][place]), ridge)
         assert float(tensors["square"][place]) == pytest.approx(float(y.square().sum()))
         assert tensors["count"][place] == len(pairs) > 5
+
+
+# --- features that are too large -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_that_no_network_can_square_are_refused_and_change_nothing(kind: str) -> None:
+    agent: Any = KINDS[kind]()
+    context = [0.1] * agent.features
+    agent.observe(context, 0, 1.0)
+    before = agent.tensors()
+    for large in (1e8, 1e30, -1e7):
+        for call in (
+            lambda large=large: agent.act([large] * agent.features),
+            lambda large=large: agent.observe([large] * agent.features, 0, 1.0),
+        ):
+            with pytest.raises(ValueError, match=r"'context' parameter of .* scale the features"):
+                call()
+    after = agent.tensors()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    agent.observe(context, 0, 1.0)
+    assert agent.observed == 2
+
+
+def test_a_precision_without_a_root_is_refused_and_changes_nothing() -> None:
+    agent = LinearThompson(2, 2, precision=1e-12)
+    agent.observe([1.0, 2.0], 0, 1.0)
+    before = agent.tensors()
+    with pytest.raises(ValueError, match="'context' parameter of LinearThompson"):
+        agent.observe([1e6, 1e6], 0, 1.0)
+    assert all(torch.equal(value, agent.tensors()[name]) for name, value in before.items())
+    agent.observe([1.0, 1.0], 0, 1.0)
