@@ -21,6 +21,9 @@ _LOG_2PI = math.log(2 * math.pi)
 # The noise of a Gaussian is larger, and its inverse too: their squares must be floats.
 _SMALLEST = 1e-150
 
+# Said each time: torch.compile switches torch's own default off for the whole process.
+_VALIDATE = True
+
 # Never the index of a class: so that none is ignored.
 _NO_INDEX = -(2**63)
 
@@ -102,7 +105,7 @@ class Categorical(Likelihood):
 
     def distribution(self, output: Tensor) -> distributions.Categorical:
         _check_output(self, output, least_dims=2)
-        return distributions.Categorical(logits=output.movedim(1, -1))
+        return distributions.Categorical(logits=output.movedim(1, -1), validate_args=_VALIDATE)
 
 
 class Bernoulli(Likelihood):
@@ -131,7 +134,7 @@ class Bernoulli(Likelihood):
 
     def distribution(self, output: Tensor) -> distributions.Bernoulli:
         _check_output(self, output)
-        return distributions.Bernoulli(logits=output)
+        return distributions.Bernoulli(logits=output, validate_args=_VALIDATE)
 
 
 class Gaussian(Likelihood):
@@ -186,7 +189,8 @@ class Gaussian(Likelihood):
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)
-        return distributions.Normal(mean, torch.as_tensor(scale, dtype=mean.dtype, device=mean.device).expand_as(mean))
+        deviation = torch.as_tensor(scale, dtype=mean.dtype, device=mean.device).expand_as(mean)
+        return distributions.Normal(mean, deviation, validate_args=_VALIDATE)
 
     def _check_numbers(self, mean: Tensor, target: Tensor) -> None:
         _check_target(self, target, tuple(mean.shape))

@@ -78,13 +78,13 @@ class ScaleMixture(Prior):
         vars(self).update(check_positive("ScaleMixture", sigma1=self.sigma1, sigma2=self.sigma2))
 
     def log_density(self, w: Tensor) -> Tensor:
-        parts = ((self.pi, self.sigma1), (1 - self.pi, self.sigma2))
-        components = [(sigma, _normal_log_density(w, sigma) + math.log(pi)) for pi, sigma in parts if pi > 0]
-        if len(components) == 1:
-            return components[0][1]
-        (_, narrow), (_, wide) = sorted(components, key=lambda component: component[0])
-        # As torch.logaddexp, whose second derivative is NaN where the components are far apart. Far out the narrow one is
-        # nothing; near 0 both are small numbers.
+        if self.pi in (0, 1):
+            return _normal_log_density(w, self.sigma1 if self.pi else self.sigma2)
+        slab = _normal_log_density(w, self.sigma1) + math.log(self.pi)
+        spike = _normal_log_density(w, self.sigma2) + math.log(1 - self.pi)
+        narrow, wide = (spike, slab) if self.sigma2 < self.sigma1 else (slab, spike)
+        # As torch.logaddexp, whose second derivative is NaN where the components are far apart. Far out the narrow one
+        # is nothing; near 0 both are small numbers.
         return wide + F.softplus(narrow - wide, threshold=40)  # above which it is linear to the last bit of a double
 
 
