@@ -174,10 +174,7 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The network at the posterior mean, as ``net(...)``."""
-        if torch.compiler.is_compiling():
-            return self.net(*args, **kwargs)
-        with lock(self.net):  # a prediction in another thread puts it into evaluation mode for a while
-            return self.net(*args, **kwargs)
+        return self.net(*args, **kwargs)
 
     # --- predicting --------------------------------------------------------------------------------------------------
 
