@@ -79,7 +79,8 @@ def load(
             raise invalid("prior", "load", f"given, since the file has one of your own for {own}", None)
     if unknown := sorted(known.keys() - dict(net.named_parameters()).keys()):
         raise invalid("path", "load", "a file of the same network", Described(f"{path}, with {unknown} besides"))
-    wrote, has = (_that_count(names) for names in (file.contents.get("layers"), _layer_names(net)))
+    with file.understanding():
+        wrote, has = (_that_count(names) for names in (file.contents.get("layers"), _layer_names(net)))
     if wrote is not None and has is not None and wrote != has:
         raise invalid("net", "load", f"of the layers of the network in {path}, {wrote}", Described(has))
     model = Bayesian(
@@ -125,4 +126,6 @@ def _layer_names(net: nn.Module) -> list[str] | None:
 def _that_count(names: list[str] | None) -> list[str] | None:
     """Without the layers that do nothing in evaluation."""
     idle = ("Identity(", "Dropout(", "Flatten(")
+    if not isinstance(names, list | None):
+        raise TypeError(f"layers {names!r:.80}")
     return None if names is None else [name for name in names if not name.startswith(idle)]
