@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bayesbackprop._engine import Slots, call_with, evaluating, lock, over_draws
+from bayesbackprop._engine import Slots, evaluating, lock, over_draws, substituting
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -287,14 +287,11 @@ class Ensemble:
         memory = check_count("Ensemble", memory=memory)["memory"]
         check_batch("inputs", "Ensemble", tensors_of((args, kwargs)))
 
-        def run(weights: list[Tensor]) -> Any:
-            return call_with(self._slots, weights, args, kwargs)
-
         def chunk(start: int, stop: int) -> list[Tensor]:
             return [weight[start:stop] for weight in self.weights.values()]
 
-        with predicting("Ensemble", self.net, args, kwargs):
-            return over_draws(run, chunk, self.draws, memory)
+        with predicting("Ensemble", self.net, args, kwargs), substituting(self._slots) as call:
+            return over_draws(lambda *weights: call(weights, args, kwargs), chunk, self.draws, memory)
 
     def predict(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Predictive:
         """The predictive distribution of the ensemble."""

@@ -9,10 +9,10 @@ from bayesbackprop._engine.executors import (
     Draw,
     Engine,
     Slots,
-    call_with,
     evaluating,
     lock,
     over_draws,
+    substituting,
 )
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
@@ -23,11 +23,11 @@ __all__ = [
     "Engine",
     "Estimator",
     "Slots",
-    "call_with",
     "draws",
     "evaluating",
     "lock",
     "over_draws",
     "plain_kernels",
     "refuse_checkpointed_objective",
+    "substituting",
 ]

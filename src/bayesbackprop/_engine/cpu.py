@@ -212,10 +212,12 @@ def draw(parameters: Parameters, key: Key, known: Table | None = None) -> tuple[
     return ws, _launch(_cpu.draw, known or _needed(parameters), {_W: ws}, key)
 
 
-def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
-    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
-    if many == 1:  # often called, by those who use a draw and forget it
-        ws = [w.unsqueeze(0) for w in buffers(parameters, "weights", parameters.mus)]
+def draws(parameters: Parameters, key: Key, many: int, reuse: bool = False) -> list[Tensor]:
+    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``; with ``reuse`` in :func:`buffers`."""
+    if reuse:  # fewer than before are the first ones of the same buffers
+        most = parameters.cache["most draws"] = max(many, parameters.cache.get("most draws", 0))
+        room = buffers(parameters, "draws", [mu.expand(most, *mu.shape) for mu in parameters.mus])
+        ws = [buffer[:many] for buffer in room]
     else:
         ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
     _launch(_cpu.draws, _needed(parameters), {_W: ws}, key, float(many))

@@ -360,7 +360,7 @@ class _Layer(NamedTuple):
 
     def drawn(self, x: Tensor, key: Key) -> Tensor:
         """The outputs for a draw of the weights."""
-        return F.linear(x, *(w[0] for w in ops.draws(self.parameters, key, 1)))
+        return F.linear(x, *(w[0] for w in ops.draws(self.parameters, key, 1, reuse=True)))
 
 
 def _flat(net: nn.Module) -> list[nn.Module]:

@@ -44,11 +44,14 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     return ws, cost
 
 
-def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
-    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients."""
+def draws(parameters: Parameters, key: Key, many: int, reuse: bool = False) -> list[Tensor]:
+    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients.
+
+    With ``reuse`` they may be in the memory of earlier ones that nobody holds any more.
+    """
     with torch.no_grad():
         if has_kernel(parameters) and not cpu.traced(key) and parameters.mus[0].device.type == "cpu":
-            return cpu.draws(parameters, key, many)
+            return cpu.draws(parameters, key, many, reuse)
         return reference.draws(parameters, key, many)
 
 
