@@ -11,6 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,8 @@ from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Role, stream
 from bayesbackprop.posterior import Moments, WeightPosterior
 from bayesbackprop.priors import Prior
+
+_shape = attrgetter("shape")
 
 # While a network runs with other weights, or in another mode, nobody else may run it.
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -57,7 +60,7 @@ class Slots:
         self.root = root
         self.names = list(names)
         self.tensors = [_find(root, name) for name in names]
-        self._shapes = [tensor.shape for tensor in self.tensors]
+        self._shapes = list(map(_shape, self.tensors))
         self.each: list[Slot] = []
         self._seen: list[tuple[dict[str, Any], str, object]] = []
         self._children = [(module._modules, len(module._modules)) for module in root.modules()]
@@ -77,7 +80,7 @@ class Slots:
 
     def valid(self) -> bool:
         """Whether every module and tensor is still the one that was found, and of the same shape."""
-        if [tensor.shape for tensor in self.tensors] != self._shapes:
+        if list(map(_shape, self.tensors)) != self._shapes:
             return False
         for values, name, value in self._seen:
             if values.get(name) is not value:
