@@ -7,12 +7,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+_CHECKPOINT = torch.utils.checkpoint.__file__
+# The hooks for saved tensors that are active, if any. Torch has no public name for it, and torch 2.6 none at all.
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 120
@@ -169,6 +175,27 @@ def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
         if isinstance(value, kinds):
             constraint = "whole on each rank (fully_shard is not supported: use DistributedDataParallel)"
             raise invalid(parameter, owner, constraint, Described(f"one of which '{name}' is sharded"))
+
+
+def is_on_the_stack(found: Callable[[CodeType], bool], up_to: CodeType | None = None) -> bool:
+    """Whether a function for whose code ``found`` is true has called the caller, inside that of ``up_to`` if given."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not up_to:
+        if found(frame.f_code):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def is_checkpointed(up_to: CodeType | None = None) -> bool:
+    """Whether activation checkpointing runs the caller, inside ``up_to``, and will run it again to go back.
+
+    Checkpointing runs a function without gradients or under hooks for saved tensors. So may others: its file on the
+    stack tells.
+    """
+    if torch.is_grad_enabled() and _top_hooks is not None and _top_hooks(True) is None:
+        return False
+    return is_on_the_stack(lambda code: code.co_filename == _CHECKPOINT, up_to)
 
 
 def _floats(

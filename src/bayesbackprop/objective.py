@@ -12,10 +12,8 @@ batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -23,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bayesbackprop._engine import refuse_checkpointed_objective
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -34,6 +31,8 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
+    is_checkpointed,
+    is_on_the_stack,
     tensor_shape,
     tensors_of,
 )
@@ -195,8 +194,11 @@ class FreeEnergy(nn.Module):
         advances = self.training and model.training and torch.is_grad_enabled()
         if advances and dist.is_initialized() and not torch.compiler.is_compiling():
             self._check_averaged(ranks)
-        if advances and step is None and not torch.compiler.is_compiling():
-            refuse_checkpointed_objective()
+        if advances and step is None and not torch.compiler.is_compiling() and is_checkpointed():
+            raise RuntimeError(
+                "The objective runs inside torch.utils.checkpoint, which would call it a second time during backward, "
+                "then with other noise. Call it outside."
+            )
         number = self._next_step(step)
         weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
 
@@ -216,11 +218,9 @@ class FreeEnergy(nn.Module):
             check_whole("model", _OWNER, self)
         if ranks == 1 or self.own_averaging:
             return
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:  # a frame runs the code of the method that was called, whoever wraps this module
-            if frame.f_code is DistributedDataParallel.forward.__code__:
-                return
-            frame = frame.f_back
+        # A frame runs the code of the method that was called, whoever wraps this module.
+        if is_on_the_stack(lambda code: code is DistributedDataParallel.forward.__code__):
+            return
         constraint = f"True where {ranks} ranks train outside of DistributedDataParallel, each with its own gradients"
         raise invalid("own_averaging", _OWNER, f"{constraint} (wrap the objective in it, or average them)", False)
 
