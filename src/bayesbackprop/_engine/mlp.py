@@ -266,7 +266,7 @@ class _DrawAndRun(torch.autograd.Function):
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
         ctx.net, ctx.parameters, ctx.table, ctx.key = net, parameters, table, key
-        ctx.versions = parameters.versions() if any(ctx.needs_input_grad) else []
+        ctx.versions = cpu.versions(parameters) if any(ctx.needs_input_grad) else []
         ctx.counts = [len(at.kept) for at in places]
         kept = [tensor for at in places for tensor in at.kept]
         ctx.save_for_backward(*ws, *(at.x for at in places), *kept, *([output] if net.ends_in_function else []))
@@ -275,10 +275,9 @@ class _DrawAndRun(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
-        cpu.refuse_second_derivatives()
         net: FullyConnected = ctx.net
         parameters: Parameters = ctx.parameters
-        parameters.check_versions(ctx.versions)
+        cpu.check_way_back(parameters, ctx.versions)
         saved = iter(ctx.saved_tensors)
         ws = list(islice(saved, len(parameters.each)))
         xs = list(islice(saved, len(ctx.counts)))

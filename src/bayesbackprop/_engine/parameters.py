@@ -75,18 +75,6 @@ class Parameters:
         """Only those of these names."""
         return Parameters({name: self.by_name[name] for name in names})
 
-    def versions(self) -> list[int]:
-        """How often each tensor was changed in place, as autograd counts."""
-        return [tensor._version for tensor in self.tensors]
-
-    def check_versions(self, then: list[int]) -> None:
-        """Refuse to go back where a tensor was changed since."""
-        if self.versions() != then:
-            raise RuntimeError(
-                "A parameter was modified by an inplace operation (an optimiser's step, say) after its weights were "
-                "drawn: compute the cost again before backward."
-            )
-
     def in_closed_form(self) -> "Parameters | None":
         """The same with the complexity in closed form, if the kernels know it for each prior."""
         return Parameters(self.by_name, closed=True) if all(type(p.prior) is Normal for p in self.each) else None
