@@ -7,6 +7,7 @@ from bayesbackprop import callbacks
 from bayesbackprop._engine import Draw, plain_kernels
 from bayesbackprop._version import __version__
 from bayesbackprop.export import load_sparse, save_sparse, sparse
+from bayesbackprop.families import Diagonal, FullCovariance, LowRank
 from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
@@ -23,14 +24,17 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Cost",
+    "Diagonal",
     "Draw",
     "Ensemble",
     "FreeEnergy",
+    "FullCovariance",
     "Gaussian",
     "Laplace",
     "Likelihood",
     "LogDensity",
     "LogLikelihood",
+    "LowRank",
     "Normal",
     "Predictive",
     "Prior",

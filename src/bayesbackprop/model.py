@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, lock
-from bayesbackprop._engine import draws as draw_weights
 from bayesbackprop._errors import (
     INT64,
     Described,
@@ -25,10 +24,19 @@ from bayesbackprop._errors import (
     tensor_shape,
     tensors_of,
 )
-from bayesbackprop._specification import Select, Specification, per_parameter, print_specifications, specify
+from bayesbackprop._specification import (
+    Select,
+    Specification,
+    grouped,
+    in_groups,
+    per_parameter,
+    print_specifications,
+    specify,
+)
+from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
-from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
+from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho, softplus
 from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, has_hooks, predicting, predictive
 from bayesbackprop.priors import Prior, ScaleMixture, check_range
 
@@ -47,6 +55,8 @@ class Bayesian(nn.Module):
         sigma: Initial standard deviation: a float, ``Relative(0.1)`` for a tenth of \\|mu\\|, any function of mu, or a
             mapping of name patterns to those.
         estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns.
+        family: How the weights vary together: ``Diagonal()``, ``LowRank(8)``, ``FullCovariance()``, or a mapping of
+            name patterns. Parameters of the same pattern vary together, all of them if it is not a mapping.
         select: Which parameters are Bayesian: a function of the parameter's name and the module that owns it.
         normalisation: Whether the weights of normalisation layers may be Bayesian too.
         centre: What the prior is centred on: None for 0, ``"net"`` for the weights ``net`` has now, or a mapping from
@@ -71,6 +81,7 @@ class Bayesian(nn.Module):
         *,
         sigma: InitialSigma | Mapping[str, InitialSigma] = 0.01,
         estimator: Estimator | Mapping[str, Estimator] = "shared",
+        family: AnyFamily | Mapping[str, AnyFamily] = Diagonal(),  # noqa: B008 (it cannot be changed)
         select: Select | None = None,
         normalisation: bool = False,
         centre: Literal["net"] | Mapping[str, Tensor] | None = None,
@@ -89,8 +100,10 @@ class Bayesian(nn.Module):
             net, ScaleMixture() if prior is None else prior, estimator, select, normalisation
         )
         self._check_priors()
-        self._rules = _rules(self.plan)
         names = [entry.name for entry in self.plan if entry.prior is not None]
+        self.families: list[tuple[list[str], Family]] = grouped(net, names, family)
+        self.plan = in_groups(self.plan, self.families)
+        self._rules = _rules(self.plan)
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
         self.centre = Mirror(_centres(net, names, centre))
         seed = int(torch.randint(INT64 - 1, ())) if seed is None else check_seed("Bayesian", seed=seed)["seed"]
@@ -99,6 +112,11 @@ class Bayesian(nn.Module):
         self.seed = seed
         self.register_load_state_dict_post_hook(_adopt_seed)  # type: ignore[no-untyped-call]
         self._engines: dict[str, Engine] = {}
+        # What makes the weights of each group vary together.
+        self.joint = nn.ParameterList()
+        for some, its_family in self.families:
+            spread = torch.cat([softplus(self.rho.get_parameter(name).detach()).flatten() for name in some])
+            self.joint.append(nn.Parameter(its_family.start(spread, torch.Generator().manual_seed(seed))))
 
     @property
     def seed(self) -> int:
@@ -147,13 +165,14 @@ class Bayesian(nn.Module):
         parts = (
             (self.net, lr, weight_decay),
             (self.rho, lr if rho_lr is None else rho_lr, 0.0),
+            (self.joint, lr if rho_lr is None else rho_lr, 0.0),
             (self.likelihood, lr, 0.0),
         )
         groups: list[dict[str, Any]] = []
-        grouped: set[nn.Parameter] = set()  # a likelihood may have a parameter of the network's
+        taken: set[nn.Parameter] = set()  # a likelihood may have a parameter of the network's
         for part, rate, decay in parts:
-            if parameters := [parameter for parameter in part.parameters() if parameter not in grouped]:
-                grouped.update(parameters)
+            if parameters := [parameter for parameter in part.parameters() if parameter not in taken]:
+                taken.update(parameters)
                 own_rate = {} if rate is None else {"lr": rate}
                 groups.append({"params": parameters, "weight_decay": decay, **own_rate})
         return groups
@@ -215,7 +234,7 @@ class Bayesian(nn.Module):
         else:
             names = list(self.engine().parameters.by_name)
             entries = specify(self.net, ScaleMixture(), estimator, lambda name, _: name in names, normalisation=True)
-            engine = self._make_engine(_rules(entries))
+            engine = self._make_engine(_rules(in_groups(entries, self.families)))
         call = (key, draws, memory, args, kwargs)
         # A fully connected network is made of torch's own modules, on which only a hook can leave anything.
         quick = estimator is None and len(engine.executors) > 1 and not has_hooks(self.net)
@@ -233,9 +252,10 @@ class Bayesian(nn.Module):
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
         """A fixed ensemble of ``draws`` weight draws, kept in memory and used again for every prediction."""
         draws = _checked_draws("ensemble", draws)
-        parameters = self.engine().parameters
-        weights = draw_weights(parameters, self._key(0, 0, seed), draws)
-        return Ensemble(self.net, self.likelihood, dict(zip(parameters.by_name, weights, strict=True)))
+        engine = self.engine()
+        names = list(engine.parameters.by_name)
+        weights = engine.draws(self._key(0, 0, seed), draws, names)
+        return Ensemble(self.net, self.likelihood, dict(zip(names, weights, strict=True)))
 
     # --- what draws need ---------------------------------------------------------------------------------------------
 
@@ -257,7 +277,8 @@ class Bayesian(nn.Module):
         if not torch.compiler.is_compiling():
             check_whole("net", "Bayesian", self)
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
-        return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules)
+        joints = [(names, family, joint) for (names, family), joint in zip(self.families, self.joint, strict=True)]
+        return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules, joints)
 
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
         words = {name: _checked_word(name, word) for name, word in (("step", step), ("index", index))}
