@@ -6,7 +6,7 @@ given for, one tensor ``joint`` that makes their n weights vary together; with j
 =====================  ========================================  ====================================================
 ``Diagonal()``         w = mu + sigma * eps                      nothing is added
 ``LowRank(rank)``      w = mu + sigma * eps + U z                U [n, rank]; covariance diag(sigma^2) + U U^T
-``FullCovariance()``   w = mu + (diag(sigma) + L) eps            L [n, n] strictly lower; covariance by its Cholesky root
+``FullCovariance()``   w = mu + (diag(sigma) + L) eps            L [n, n] strictly lower: the root of any covariance
 =====================  ========================================  ====================================================
 
 The paper's cost needs no closed form: any of them goes with any prior.

@@ -133,7 +133,7 @@ def test_full_covariance_is_exact_in_linear_regression(complexity):
 
     objective = FreeEnergy(made, n=30, complexity=complexity, draws=2)
     optimiser = torch.optim.Adam(made.parameters(), 0.03)
-    steps = 700
+    steps = 1200
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: (1 - step / steps) ** 2)
     for _ in range(steps):
         optimiser.zero_grad()
