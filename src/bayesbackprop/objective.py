@@ -27,6 +27,7 @@ from bayesbackprop._engine import refuse_checkpointed_objective
 from bayesbackprop._errors import (
     Described,
     check_batch,
+    check_choice,
     check_count,
     check_finite,
     check_flag,
@@ -34,7 +35,6 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
-    tensor_shape,
     tensors_of,
 )
 from bayesbackprop.complexity import minibatch_weights as checked_weights
@@ -66,12 +66,11 @@ class Cost(Tensor):
     def __new__(cls, likelihood: Tensor, complexity: Tensor, complexity_weight: float | Tensor) -> "Cost":
         for name, part in (("likelihood", likelihood), ("complexity", complexity)):
             if not isinstance(part, Tensor) or part.dim() or not part.is_floating_point():
-                got = tensor_shape(part) if isinstance(part, Tensor) else part
-                raise invalid(name, "Cost", "a float tensor without dimensions", got)
+                raise invalid(name, "Cost", "a float tensor without dimensions", part)
         if isinstance(complexity_weight, Tensor):
             if complexity_weight.dim():
                 constraint = "a number, or a tensor without dimensions"
-                raise invalid("complexity_weight", "Cost", constraint, tensor_shape(complexity_weight))
+                raise invalid("complexity_weight", "Cost", constraint, complexity_weight)
             total = likelihood + complexity_weight.to(complexity) * complexity
         else:
             if type(complexity_weight) is not float or not 0 <= complexity_weight < math.inf:
@@ -157,8 +156,7 @@ class FreeEnergy(nn.Module):
         # Each step, and each draw of it, has a word of the counter of the noise.
         check_count(_OWNER, least=0, below=WORDS, draws=draws, step=step)
         self.temperature = check_not_negative(_OWNER, temperature=temperature)["temperature"]
-        if not isinstance(complexity, str) or complexity not in ("sampled", "closed"):
-            raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
+        check_choice(_OWNER, ("sampled", "closed"), complexity=complexity)
         self.own_averaging = check_flag(_OWNER, own_averaging=own_averaging)["own_averaging"]
         self.model = model
         self.complexity = complexity
