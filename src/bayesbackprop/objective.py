@@ -37,6 +37,7 @@ from bayesbackprop._errors import (
     invalid,
     tensors_of,
 )
+from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS, Word
@@ -185,11 +186,11 @@ class FreeEnergy(nn.Module):
             step: The number of this step, from 1; None for the one after the last.
         """
         model = self.model
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, ranks = rank_of_ranks()
         advances = self.training and model.training and torch.is_grad_enabled()
         if advances and dist.is_initialized() and not torch.compiler.is_compiling():
             self._check_averaged(ranks)
@@ -302,7 +303,8 @@ def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a minibatch as positional and as keyword arguments of the network."""
     if isinstance(inputs, Mapping):
         if not all(isinstance(name, str) for name in inputs):
             raise invalid("inputs", _OWNER, "a mapping from names of arguments where it is one", list(inputs))

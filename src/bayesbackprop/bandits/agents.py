@@ -42,6 +42,7 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop._files import check_counter, check_same, read, write
+from bayesbackprop._gradients import check_gradients
 from bayesbackprop.bandits._turns import Turns
 from bayesbackprop.bandits.environments import check_action
 from bayesbackprop.bandits.network import Encoding, RewardNetwork
@@ -50,7 +51,6 @@ from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Prior, ScaleMixture
-from bayesbackprop.training import check_gradients
 
 # Seeds of decisions and observations must not meet those of neighbouring agents.
 _STRIDE = 1_000_003
