@@ -136,7 +136,8 @@ def kind_of(path: StrPath, owner: str) -> Kind:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write tensors, and what JSON can say, as a checkpoint."""
+    """Write tensors, and what JSON can say, as a checkpoint; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, "checkpoint", tensors, metadata)
 
 

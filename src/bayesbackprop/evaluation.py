@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_count, invalid
 from bayesbackprop.prediction import ClassPredictive, Predictive
 
 __all__ = ["BINS", "Calibration", "Scores", "brier", "calibration", "error", "nll", "score"]
@@ -108,15 +108,13 @@ def _probabilities(prediction: Predictive | Tensor, labels: Tensor, owner: str) 
     """The probabilities ``[N, C]`` in double precision, checked."""
     probs = prediction.probs if isinstance(prediction, ClassPredictive) else prediction
     if not isinstance(probs, Tensor) or probs.dim() != 2 or not probs.is_floating_point() or len(probs) == 0:
-        got = tensor_shape(probs) if isinstance(probs, Tensor) else probs
-        raise invalid("prediction", owner, "a prediction of classes, or their probabilities [N, C]", got)
+        raise invalid("prediction", owner, "a prediction of classes, or their probabilities [N, C]", probs)
     probs = probs.double()
     if not (probs >= 0).all() or not ((probs.sum(1) - 1).abs() < 1e-3).all():
         constraint = "probabilities: none below 0, each row with the sum 1 (not logits)"
         raise invalid("prediction", owner, constraint, Described("others"))
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.shape != probs.shape[:1]:
-        got = tensor_shape(labels) if isinstance(labels, Tensor) else labels
-        raise invalid("labels", owner, f"a tensor of shape [{len(probs)}] and type torch.int64", got)
+        raise invalid("labels", owner, f"a tensor of shape [{len(probs)}] and type torch.int64", labels)
     low, high = map(int, labels.aminmax())
     if low < 0 or high >= probs.shape[1]:
         got = Described(f"labels from {low} to {high}")

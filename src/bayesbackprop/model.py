@@ -1,7 +1,7 @@
 """The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,6 @@ from bayesbackprop._errors import (
     INT64,
     Described,
     check_batch,
-    check_callable,
     check_count,
     check_flag,
     check_not_negative,
@@ -21,7 +20,6 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
-    tensor_shape,
     tensors_of,
 )
 from bayesbackprop._specification import (
@@ -89,8 +87,7 @@ class Bayesian(nn.Module):
     ) -> None:
         super().__init__()
         _check_net(net)
-        if select is not None:
-            check_callable("Bayesian", select=select)
+        check_type("Bayesian", Callable | None, "None or a function", select=select)
         check_flag("Bayesian", normalisation=normalisation)
         known = "a Likelihood, such as Categorical() or Gaussian(0.1)"
         check_type("Bayesian", Likelihood, known, likelihood=likelihood)
@@ -334,7 +331,7 @@ def _checked_word(name: str, word: Word) -> Word:
             return word
         return check_count("Bayesian.draw", least=0, below=WORDS, **{name: word})[name]
     if word.dtype != torch.int64 or word.dim():
-        raise invalid(name, "Bayesian.draw", "an int, or a tensor of one int64", tensor_shape(word))
+        raise invalid(name, "Bayesian.draw", "an int, or a tensor of one int64", word)
     return word
 
 
@@ -365,7 +362,7 @@ def _initial_rhos(
         mu = net.get_parameter(name)
         rho = initial_rho(mu, value).detach()
         if rho.shape != mu.shape or not bool(rho.isfinite().all()):
-            raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", tensor_shape(rho))
+            raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", rho)
         rhos[name] = rho
     for module in net.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
@@ -389,8 +386,7 @@ def _centres(
         mu, given = net.get_parameter(name), centre[name]
         fits = isinstance(given, Tensor) and given.shape == mu.shape and not given.is_complex()
         if not fits or not bool(given.isfinite().all()):
-            got = tensor_shape(given) if isinstance(given, Tensor) else given
-            raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", got)
+            raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", given)
         chosen[name] = given.detach().to(mu).clone()
     return chosen
 

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bayesbackprop._errors import (
     Described,
     check_batch,
+    check_choice,
     check_count,
     check_finite,
     check_flag,
@@ -33,9 +34,9 @@ from bayesbackprop._errors import (
     invalid,
     is_checkpointed,
     is_on_the_stack,
-    tensor_shape,
     tensors_of,
 )
+from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS, Word
@@ -65,12 +66,11 @@ class Cost(Tensor):
     def __new__(cls, likelihood: Tensor, complexity: Tensor, complexity_weight: float | Tensor) -> "Cost":
         for name, part in (("likelihood", likelihood), ("complexity", complexity)):
             if not isinstance(part, Tensor) or part.dim() or not part.is_floating_point():
-                got = tensor_shape(part) if isinstance(part, Tensor) else part
-                raise invalid(name, "Cost", "a float tensor without dimensions", got)
+                raise invalid(name, "Cost", "a float tensor without dimensions", part)
         if isinstance(complexity_weight, Tensor):
             if complexity_weight.dim():
                 constraint = "a number, or a tensor without dimensions"
-                raise invalid("complexity_weight", "Cost", constraint, tensor_shape(complexity_weight))
+                raise invalid("complexity_weight", "Cost", constraint, complexity_weight)
             total = likelihood + complexity_weight.to(complexity) * complexity
         else:
             if type(complexity_weight) is not float or not 0 <= complexity_weight < math.inf:
@@ -156,8 +156,7 @@ class FreeEnergy(nn.Module):
         # Each step, and each draw of it, has a word of the counter of the noise.
         check_count(_OWNER, least=0, below=WORDS, draws=draws, step=step)
         self.temperature = check_not_negative(_OWNER, temperature=temperature)["temperature"]
-        if not isinstance(complexity, str) or complexity not in ("sampled", "closed"):
-            raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
+        check_choice(_OWNER, ("sampled", "closed"), complexity=complexity)
         self.own_averaging = check_flag(_OWNER, own_averaging=own_averaging)["own_averaging"]
         self.model = model
         self.complexity = complexity
@@ -186,11 +185,11 @@ class FreeEnergy(nn.Module):
             step: The number of this step, from 1; None for the one after the last.
         """
         model = self.model
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, ranks = rank_of_ranks()
         advances = self.training and model.training and torch.is_grad_enabled()
         if advances and dist.is_initialized() and not torch.compiler.is_compiling():
             self._check_averaged(ranks)
@@ -304,7 +303,8 @@ def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a minibatch as positional and as keyword arguments of the network."""
     if isinstance(inputs, Mapping):
         if not all(isinstance(name, str) for name in inputs):
             raise invalid("inputs", _OWNER, "a mapping from names of arguments where it is one", list(inputs))

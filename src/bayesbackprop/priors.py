@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesbackprop._errors import check_callable, check_positive, check_probability, check_text, invalid, tensor_shape
+from bayesbackprop._errors import check_callable, check_positive, check_probability, check_text, invalid
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -136,10 +136,8 @@ class LogDensity(Prior):
     def log_density(self, w: Tensor) -> Tensor:
         density = self.function(w)
         if not isinstance(density, Tensor) or density.shape != w.shape:
-            got = tensor_shape(density) if isinstance(density, Tensor) else density
-            raise invalid(
-                "function", repr(self), f"a function whose result has the weights' shape {list(w.shape)}", got
-            )
+            constraint = f"a function whose result has the weights' shape {list(w.shape)}"
+            raise invalid("function", repr(self), constraint, density)
         return density
 
 

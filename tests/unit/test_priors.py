@@ -146,7 +146,8 @@ OUTSIDE = {
 def test_bad_parameters_are_refused(kind, name, constraint, value):
     with pytest.raises(ValueError, match="parameter of") as error:
         kind(**{name: value})
-    assert str(error.value) == f"The '{name}' parameter of {kind.__name__} must be {constraint}. Got {value!r} instead."
+    got = "a tensor of shape [] and type torch.float32" if isinstance(value, torch.Tensor) else repr(value)
+    assert str(error.value) == f"The '{name}' parameter of {kind.__name__} must be {constraint}. Got {got} instead."
 
 
 @pytest.mark.parametrize(
