@@ -22,6 +22,7 @@ PRIORS = {
     "MIXTURE": (0.25, 1.0, 0.1),
     "LAPLACE": (0.2, 0, 0),
     "NORMAL_KL": (0.3, 0, 0),
+    "LAPLACE_KL": (0.2, 0, 0),
 }
 # Whether there is all that may be left out (a centre, gradients of means and variances, deviations in place of
 # weights), and which weights are constant.

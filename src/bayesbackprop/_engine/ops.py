@@ -349,8 +349,7 @@ def _has_triton() -> bool:
 
 
 def _triton_takes(parameters: Parameters) -> bool:
-    known = parameters.plain and not parameters.closed
-    known = known and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
+    known = parameters.plain and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
     return known and parameters.mus[0].is_cuda and _has_triton()
 
 
@@ -358,7 +357,7 @@ def _on_gpu(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     from bayesbackprop._engine import triton
 
     each = [
-        triton.draw(*p.q, p.centre, prior_numbers(p.prior), p.stream, key.seed, key.step, key.draw)
+        triton.draw(*p.q, p.centre, prior_numbers(p.prior, parameters.closed), p.stream, key.seed, key.step, key.draw)
         for p in parameters.each
     ]
     ws, costs = zip(*each, strict=True)
@@ -371,7 +370,7 @@ def _backward_on_gpu(
     from bayesbackprop._engine import triton
 
     each = [
-        triton.backward(*p.q, p.centre, prior_numbers(p.prior), w, gradient, complexity_gradient)
+        triton.backward(*p.q, p.centre, prior_numbers(p.prior, parameters.closed), w, gradient, complexity_gradient)
         for p, w, gradient in zip(parameters.each, ws, gradients, strict=True)
     ]
     to_mu, to_rho = zip(*each, strict=True)
