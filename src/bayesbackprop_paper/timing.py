@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -21,11 +21,21 @@ _WARM_UP = 20
 
 
 class Quartiles(NamedTuple):
-    """The times of one contender over all rounds, in milliseconds; half of them lie between ``lower`` and ``upper``."""
+    """The times of one contender over all rounds, in milliseconds.
+
+    Half of them lie between ``lower`` and ``upper``; ``least`` is the shortest.
+    """
 
     lower: float
     median: float
     upper: float
+    least: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Quartiles":
+        """Those of some times."""
+        lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(lower, median, upper, min(values))
 
 
 def milliseconds(run: Callable[[], object], device: torch.device = CPU) -> float:
@@ -65,7 +75,7 @@ def interleaved(
             elapsed = clock(runs[name])
             if number >= warm_up:
                 times[name].append(elapsed)
-    return {name: Quartiles(*statistics.quantiles(values, n=4, method="inclusive")) for name, values in times.items()}
+    return {name: Quartiles.of(values) for name, values in times.items()}
 
 
 def single_input(nets: Mapping[str, nn.Module], x: Tensor, rounds: int = 500, seed: int = 0) -> dict[str, Quartiles]:

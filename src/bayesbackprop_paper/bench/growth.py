@@ -1,6 +1,6 @@
 """How the cost of a step grows with the width and the batch, and that of a prediction with the draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from bayesbackprop_paper.bench.contenders import OURS, SGD, Task, bayesian, fully_connected
-from bayesbackprop_paper.bench.limits import Work, draws_work, limits, machine, passes_work, step_work
+from bayesbackprop_paper.bench.limits import Machine, Work, draws_work, passes_work, step_work
 from bayesbackprop_paper.bench.measuring import Config, Step, passes, rows, settings
 from bayesbackprop_paper.bench.report import Row
-from bayesbackprop_paper.timing import interleaved
+from bayesbackprop_paper.timing import Quartiles, interleaved
 
 _PLAIN = "plain"
 _IMAGES = 1
@@ -39,8 +39,10 @@ def growth(config: Config, sizes: Sizes) -> list[Row]:
         *(_step(sizes.units, batch, "batch") for batch in sizes.batches),
         *(_prediction(sizes.units, draws) for draws in sizes.draws),
     ]
+    machine = Machine()
     with settings(config):
-        return [row for point in points for row in _measure(config, point, sizes.warm_up)]
+        times = [_measure(config, point, machine, sizes.warm_up) for point in points]
+    return [row for point, each in zip(points, times, strict=True) for row in _rows(config, point, each, machine)]
 
 
 class Point(NamedTuple):
@@ -86,15 +88,20 @@ def _prediction(units: int, draws: int) -> Point:
     return Point("draws", f"D = {draws}", table, task, _IMAGES, build, works, draws)
 
 
-def _measure(config: Config, point: Point, warm_up: int) -> list[Row]:
-    """The rows of a point, with the limits that are measured beside them."""
-    run, runs = config.run, point.build()
-    title = f"{point.table}: {point.note}"
-    times = interleaved({**runs, **machine(point.works)}, run.rounds, warm_up, run.seed, config.track, title)
+def _measure(config: Config, point: Point, machine: Machine, warm_up: int) -> dict[str, Quartiles]:
+    """The times of a point, and what is learnt of the machine beside it."""
+    runs, works = point.build(), list(point.works.values())
+    title, run = f"{point.table}: {point.note}", config.run
+    times = interleaved({**runs, **machine.runs(works)}, run.rounds, warm_up, run.seed, config.track, title)
+    machine.learn(works, times)
+    return {name: times[name] for name in runs}
+
+
+def _rows(config: Config, point: Point, times: Mapping[str, Quartiles], machine: Machine) -> list[Row]:
     extra: dict[str, dict[str, Any]] = {}
-    for name, limit in limits(point.works, times).items():
-        against = None if name == _PLAIN else _PLAIN
+    for name, work in point.works.items():
+        limit, against = machine.limit(work), None if name == _PLAIN else _PLAIN
         extra[name] = {"against": against, "axis": point.axis, "draws": point.draws, "limit": limit.milliseconds}
         extra[name] |= {"gigaflops": limit.gigaflops, "gigabytes": limit.gigabytes}
-    measured = {name: times[name] for name in runs}
-    return rows(run, point.task, point.batch, measured, dict.fromkeys(runs, point.note), extra, point.table)
+    notes = dict.fromkeys(times, point.note)
+    return rows(config.run, point.task, point.batch, times, notes, extra, point.table)

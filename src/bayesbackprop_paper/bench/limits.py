@@ -4,7 +4,7 @@ A machine multiplies matrices at some rate and moves memory at another. Both are
 them. Whatever the program, it cannot be quicker than its operations at the one rate, nor than its bytes at the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,8 +18,10 @@ from bayesbackprop_paper.timing import Quartiles
 _SIDE = 1024
 _PRODUCT = "matrix product"
 
-# Vectors are no smaller, so that a sum takes longer than to call it; they are in the cache all the same.
+# Vectors are no smaller, so that a sum takes longer than to call it; they are in the cache all the same. Sums go over
+# so many bytes in a run that small vectors are there but for the first time.
 _LEAST_BYTES = 2**20
+_RUN_BYTES = 2**28
 
 # Bytes moved by a += b for each that a and b hold: both are read, one is written.
 _MOVED_BY_SUM = 1.5
@@ -75,29 +77,51 @@ def _weights(sizes: Sequence[int]) -> int:
     return sum((inputs + 1) * outputs for inputs, outputs in pairwise(sizes))
 
 
-def machine(works: Mapping[str, Work]) -> dict[str, Callable[[], object]]:
-    """What to time beside these works to learn the rates: a matrix product, and sums of as many bytes as they hold."""
-    a, b, product = (torch.rand(_SIDE, _SIDE) for _ in range(3))
-    runs: dict[str, Callable[[], object]] = {_PRODUCT: partial(torch.mm, a, b, out=product)}
-    for name, work in works.items():
-        x, y = (torch.zeros(_held(work) // (2 * FLOAT_BYTES)) for _ in range(2))
-        runs[_sum_of(name)] = partial(x.add_, y)
-    return runs
+class Machine:
+    """The rates of this machine, from the shortest times of all that was run to learn them.
+
+    Whatever else the machine does makes these times longer, never shorter. So the more is timed, the better.
+    """
+
+    def __init__(self) -> None:
+        self._flops = 0.0  # a millisecond
+        self._moved: dict[int, float] = {}  # bytes a millisecond, by the bytes that both vectors hold
+
+    def runs(self, works: Iterable[Work]) -> dict[str, Callable[[], object]]:
+        """What to time beside these works: a matrix product, and sums of as many bytes as they hold."""
+        a, b, product = (torch.rand(_SIDE, _SIDE) for _ in range(3))
+        runs: dict[str, Callable[[], object]] = {_PRODUCT: partial(torch.mm, a, b, out=product)}
+        for held in map(_vectors, works):
+            x, y = (torch.zeros(held // (2 * FLOAT_BYTES)) for _ in range(2))
+            runs[_sum_of(held)] = partial(_repeat, partial(x.add_, y), _sums(held))
+        return runs
+
+    def learn(self, works: Iterable[Work], times: Mapping[str, Quartiles]) -> None:
+        """Take in the times of :meth:`runs`."""
+        self._flops = max(self._flops, 2 * _SIDE**3 / times[_PRODUCT].least)
+        for held in map(_vectors, works):
+            rate = _MOVED_BY_SUM * held * _sums(held) / times[_sum_of(held)].least
+            self._moved[held] = max(rate, self._moved.get(held, 0.0))
+
+    def limit(self, work: Work) -> Limit:
+        """The least time for ``work``; memory is as quick as for vectors of its size, or of any larger one."""
+        moved = max(rate for held, rate in self._moved.items() if held >= _vectors(work))
+        return Limit(max(work.flops / self._flops, work.moved / moved), self._flops / 1e6, moved / 1e6)
 
 
-def limits(works: Mapping[str, Work], times: Mapping[str, Quartiles]) -> dict[str, Limit]:
-    """The limits of these works from the times of :func:`machine`, of which the lower quartiles count."""
-    flops = 2 * _SIDE**3 / times[_PRODUCT].lower  # a millisecond
-    found: dict[str, Limit] = {}
-    for name, work in works.items():
-        moved = _MOVED_BY_SUM * _held(work) / times[_sum_of(name)].lower
-        found[name] = Limit(max(work.flops / flops, work.moved / moved), flops / 1e6, moved / 1e6)
-    return found
+def _repeat(run: Callable[[], object], number: int) -> None:
+    for _ in range(number):
+        run()
 
 
-def _held(work: Work) -> int:
+def _vectors(work: Work) -> int:
+    """The bytes of the two vectors to learn from for ``work``."""
     return max(int(work.held), _LEAST_BYTES)
 
 
-def _sum_of(name: str) -> str:
-    return f"sum of vectors, {name}"
+def _sums(held: int) -> int:
+    return max(2, _RUN_BYTES // held)
+
+
+def _sum_of(held: int) -> str:
+    return f"sum of vectors of {held} bytes"

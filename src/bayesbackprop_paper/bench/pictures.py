@@ -105,7 +105,11 @@ def _curves(rows: Sequence[Row], folder: Path, name: str) -> Picture:
         axes.minorticks_off()
     left.set_yscale("log")
     _number(left.yaxis)
-    right.set_ylim(0, None)
+    if axis == "draws":  # which may take a fraction of as many passes
+        right.set_yscale("log")
+        _number(right.yaxis)
+    else:
+        right.set_ylim(0, None)
     right.set_ylabel("times plain PyTorch")
     right.legend(frameon=False, fontsize="small")
     finish(drawing, left, folder / name, suffixes=["png"])

@@ -189,8 +189,8 @@ def _limits(rows: Sequence[Row]) -> str:
     return (
         "Limit: the least that this machine could take, the larger of two times. One is that of the operations of the "
         "matrix products, the other that of the bytes of weights, gradients and activations that must be read and "
-        f"written. Measured beside each point: {products} GFLOP/s in a large matrix product, and {moved} GB/s in a "
-        "sum of vectors as large as the parameters and gradients."
+        f"written. The rates are the highest that were measured beside the points: {products} GFLOP/s in a matrix "
+        f"product, and {moved} GB/s in sums of vectors as large as the parameters and gradients."
     )
 
 
@@ -256,8 +256,9 @@ _SECTIONS = {
     ),
     "size": Section(
         "A large network",
-        "Each figure is of a fresh process. A first step is on a batch of 128, with SGD. Files are written to and read "
-        "from a temporary folder: ours by `save` and `load`, the plain ones by `torch.save` and `torch.load`.",
+        "Fifty million weights. Each figure is of a fresh process. A first step is on a batch of 128, with SGD. Files "
+        "are written to and read from a temporary folder: ours by `save` and `load`, the plain ones by `torch.save` "
+        "and `torch.load`.",
     ),
     "growth": Section(
         "How the cost grows",

@@ -94,8 +94,7 @@ def size(config: Config, sizes: Sizes) -> list[Row]:
             against = None if name == "plain" else "plain"
             extra[name] = {"against": against, "megabytes": median(found) / _MEGABYTE if found else None}
         of_phase = {name: times[f"{phase} {name}"] for name in _CONTENDERS}
-        table = f"{task.name}, {task.weights / 1e6:.1f} million weights: {phase}"
-        made += rows(run, task, sizes.batch, of_phase, notes, extra, table)
+        made += rows(run, task, sizes.batch, of_phase, notes, extra, f"{task.name}: {phase}")
     return made
 
 

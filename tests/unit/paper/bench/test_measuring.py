@@ -79,7 +79,7 @@ def test_what_cannot_be_built_is_left_out_and_says_why() -> None:
 
 
 def rows_of(**against: str | None) -> list[report.Row]:
-    times = {name: Quartiles(0.5, time, 9.0) for name, time in (("sgd", 2.0), ("other", 3.0))}
+    times = {name: Quartiles(0.5, time, 9.0, 0.25) for name, time in (("sgd", 2.0), ("other", 3.0))}
     extra = {name: {"against": base} for name, base in against.items()}
     return measuring.rows(CONFIG.run, TASK, 2, times, {"sgd": "", "other": ""}, extra, "a table")
 

@@ -37,7 +37,7 @@ def test_each_table_has_the_columns_that_say_something_about_it() -> None:
     assert "### first\n\n| what | how | ms | middle half | memory |" in text
     assert "### second\n\n| what | how | ms | middle half | limit, ms |" in text
     assert "### third\n\n| what | how | ms | middle half | peak, MB |" in text
-    assert "90.0 to 110 GFLOP/s in a large matrix product, and 8.00 GB/s" in text
+    assert "90.0 to 110 GFLOP/s in a matrix product, and 8.00 GB/s" in text
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
