@@ -18,8 +18,8 @@ from bayesbackprop_paper.timing import Quartiles
 _SIDE = 1024
 _PRODUCT = "matrix product"
 
-# Vectors are no smaller, so that a sum takes longer than to call it; they are in the cache all the same. Sums go over so
-# many bytes in a run that small vectors are there but for the first time.
+# Vectors are no smaller, so that a sum takes longer than to call it; they are in the cache all the same. Sums go over
+# so many bytes in a run that small vectors are there but for the first time.
 _LEAST_BYTES = 2**20
 _RUN_BYTES = 2**28
 

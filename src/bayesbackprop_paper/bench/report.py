@@ -257,7 +257,8 @@ _SECTIONS = {
     "size": Section(
         "A large network",
         "Fifty million weights. Each figure is of a fresh process. A first step is on a batch of 128, with SGD. Files "
-        "are written to and read from a temporary folder: ours by `save` and `load`, the plain ones by `torch.save` and `torch.load`.",
+        "are written to and read from a temporary folder: ours by `save` and `load`, the plain ones by `torch.save` "
+        "and `torch.load`.",
     ),
     "growth": Section(
         "How the cost grows",
