@@ -1,4 +1,5 @@
 import gc
+import os
 from importlib import util
 
 import pytest
@@ -16,6 +17,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
             import triton.language  # noqa: F401
+
+    # No test sees whether a disk was waited for, and all of them would wait for most of a minute. Those of files wait.
+    os.fsync = os.fstat  # type: ignore[assignment]
 
 
 def pytest_collection_finish() -> None:

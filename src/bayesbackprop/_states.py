@@ -1,6 +1,5 @@
 """The state of a training run in a file: taken apart for writing, and compared with the run before it is loaded."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
 from bayesbackprop._errors import check_finite, tensor_shape
-from bayesbackprop._files import check_counter, check_same
+from bayesbackprop._files import check_counter, check_number, check_same
 from bayesbackprop.objective import FreeEnergy
 
 _Value = TypeVar("_Value")
@@ -73,14 +72,14 @@ def check_run(state: Mapping[str, Any]) -> None:
     step, taken, examples = (check_counter(name, state[name]) for name in ("step", "taken", "examples"))
     sums, seconds, records = dict(state["sums"]), state["seconds"], state["records"]
     for value in (seconds, *sums.values()):
-        _check_number("a sum", value)
+        check_number("a sum", value)
     if not isinstance(records, list) or step < len(records) or (sums and not examples) or examples < taken:
         raise ValueError(f"step {step} after {len(records)} epochs and {taken} batches of {examples} examples")
     for number, record in enumerate(records, 1):
         if record["epoch"] != number:
             raise ValueError(f"a record {record!r:.80}")
-        _check_number("a cost", record.get("cost", 0))  # of version 0.2 they have none
-        _check_number("a time", record["seconds"])
+        check_number("a cost", record.get("cost", 0))  # of version 0.2 they have none
+        check_number("a time", record["seconds"])
 
 
 # Slots that torch's optimisers make of the shape of their parameter, and that its fused ones write to unchecked.
@@ -175,15 +174,9 @@ def _like(mine: Any, value: Any, strict: bool) -> Any:
     if strict and isinstance(mine, list | tuple):
         raise ValueError(f"settings {value!r:.80}, not {len(mine)} of them")
     if strict and isinstance(mine, int | float) and not isinstance(mine, bool):
-        _check_number("a setting", value)
+        check_number("a setting", value)
         if value < 0 <= mine:
             raise ValueError(f"a setting {value!r}")
     elif strict and type(mine) is not type(value):
         raise TypeError(f"a setting {value!r:.80} of another type")
     return value
-
-
-def _check_number(name: str, value: object) -> None:
-    """Refuse what is no finite number, and integers that no float can hold."""
-    if type(value) not in (int, float) or not abs(value) < (2**53 if type(value) is int else math.inf):  # type: ignore[arg-type]
-        raise ValueError(f"{name} {value!r:.80}")
