@@ -1,8 +1,9 @@
 import gc
-import os
 from importlib import util
 
 import pytest
+
+import disks
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -18,8 +19,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             patch.setenv("TRITON_INTERPRET", "1")
             import triton.language  # noqa: F401
 
-    # No test sees whether a disk was waited for, and all of them would wait for most of a minute. Those of files wait.
-    os.fsync = os.fstat  # type: ignore[assignment]
+    disks.do_not_wait()
 
 
 def pytest_collection_finish() -> None:

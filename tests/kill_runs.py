@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import bayesbackprop as bbb
 import digits
+import disks
 from bandit_worlds import KINDS, PLACES
 from bayesbackprop import _cli as cli
 from bayesbackprop._files import read_checkpoint
@@ -362,6 +363,9 @@ def main() -> None:
 
         import bayesbackprop_paper.cli.reproduce  # noqa: F401
 
+        if "search" in options.cases:
+            disks.do_not_wait_for_databases()
+            import optuna.storages._rdb.storage  # noqa: F401
         failed = False
         for name in options.cases or CASES:
             with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,8 @@ def test_a_step_holds_one_tensor_of_weights_more_than_its_parameters_and_gradien
 
 def test_a_measurement_leaves_threads_and_random_numbers_as_they_were() -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    cases.small(Config(report.this_run("small", "", threads=threads + 1, rounds=2, seed=3)))
+    config = Config(report.this_run("predict", "", threads=threads + 1, rounds=2, seed=3))
+    cases.predict(config, units=2, images=[1], draws=2)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 
