@@ -22,15 +22,14 @@ import disks
 RANKS = 2
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    [
-        "torch._dynamo",  # by torch's optimisers, slowly
-        "bayesbackprop._cli",
-        "bayesbackprop.bandits",
-        "bayesbackprop_paper.cli.reproduce",
-        "bayesbackprop_paper.experiments.bandit",
-    ]
-)
+IMPORTED = [
+    "torch._dynamo",  # by torch's optimisers, slowly
+    "bayesbackprop._cli",
+    "bayesbackprop.bandits",
+    "bayesbackprop_paper.cli.reproduce",
+    "bayesbackprop_paper.experiments.bandit",
+]
+FORKED.set_forkserver_preload(IMPORTED)
 
 
 def run_apart(function: Callable[..., None], *arguments: Any, timeout: float) -> str:
