@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from bayesbackprop._batches import Data
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, lock
 from bayesbackprop._errors import (
     INT64,
@@ -31,6 +32,7 @@ from bayesbackprop._specification import (
     print_specifications,
     specify,
 )
+from bayesbackprop.diagnostics import diagnose
 from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
@@ -132,10 +134,15 @@ class Bayesian(nn.Module):
         """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
         return {name: parameter.q for name, parameter in self.engine().parameters.by_name.items()}
 
-    def report(self) -> str:
-        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why the rest is not."""
+    def report(self, data: Data | None = None, *, draws: int = 100, seed: int | None = None) -> str:
+        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why the rest is not.
+
+        Given the training set, :func:`~bayesbackprop.diagnostics.diagnose` adds whether the posterior has been learnt,
+        with a line of advice on each of its figures.
+        """
         numbers = {name: (f"{_median(q.sigma):.3g}", f"{_median(q.snr):.3g}") for name, q in self.posterior.items()}
-        return print_specifications(self.plan, numbers, ("median sigma", "median snr"))
+        table = print_specifications(self.plan, numbers, ("median sigma", "median snr"))
+        return table if data is None else f"{table}\n{diagnose(self, data, draws=draws, seed=seed)}"
 
     def param_groups(
         self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0

@@ -12,7 +12,7 @@ batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bayesbackprop._batches import arguments
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -185,7 +186,7 @@ class FreeEnergy(nn.Module):
             step: The number of this step, from 1; None for the one after the last.
         """
         model = self.model
-        args, kwargs = arguments(inputs)
+        args, kwargs = ((inputs,), {}) if isinstance(inputs, Tensor) else arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
@@ -301,14 +302,3 @@ def _examples(tensors: list[Tensor]) -> int:
 
 def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
-
-
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs of a minibatch as positional and as keyword arguments of the network."""
-    if isinstance(inputs, Mapping):
-        if not all(isinstance(name, str) for name in inputs):
-            raise invalid("inputs", _OWNER, "a mapping from names of arguments where it is one", list(inputs))
-        return (), dict(inputs)
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    return (inputs,), {}

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from bayesbackprop._batches import arguments
 from bayesbackprop._engine import evaluating, lock
 from bayesbackprop._errors import (
     Described,
@@ -41,7 +42,7 @@ from bayesbackprop._ranks import distributed, ending_together, over_ranks, rank_
 from bayesbackprop._signals import TerminatedError, interrupt_deferred, terminate
 from bayesbackprop.evaluation import error
 from bayesbackprop.model import Bayesian
-from bayesbackprop.objective import FreeEnergy, arguments
+from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.prediction import ClassPredictive
 
 __all__ = [

@@ -185,3 +185,8 @@ def test_the_second_derivative_of_a_mixture(prior: ScaleMixture) -> None:
     ends = [(w.detach() + sign * step).requires_grad_() for sign in (1, -1)]
     above, below = (torch.autograd.grad(prior.log_density(end).sum(), end)[0] for end in ends)
     torch.testing.assert_close(second, (above - below) / (2 * step), rtol=1e-4, atol=1e-3)
+
+
+def test_what_has_only_a_density_cannot_be_drawn_from():
+    with pytest.raises(NotImplementedError, match="cannot be drawn from"):
+        LogDensity(torch.neg).sample(torch.empty(2), torch.Generator())
