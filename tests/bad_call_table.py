@@ -270,11 +270,13 @@ TABLE: dict[str, Entry] = {
         prior=PRIOR,
         sigma=POSITIVE | FUNCTION,
         estimator=ANY,
+        family=ANY,
         select=FUNCTION | "None",
         normalisation=FLAG,
         centre=Kind(("None",)),
         seed=WHOLE | "None",
     ),
+    "LowRank": entry(lambda rank: wrapped(family=bbb.LowRank(rank)), rank=COUNT),
     "Bayesian.seed": entry(lambda seed: setattr(small_model(), "seed", seed), seed=WHOLE),
     "Bayesian.draw": entry(
         lambda **given: small_model().draw(**given)(X),

@@ -67,9 +67,11 @@ class LowRank(Family):
     rank: int = 8
 
     def __post_init__(self) -> None:
-        check_count("LowRank", rank=self.rank)
+        vars(self).update(check_count("LowRank", rank=self.rank))
 
     def start(self, sigma: Tensor, generator: torch.Generator) -> Tensor:
+        if self.rank > len(sigma):
+            raise invalid("rank", "LowRank", f"at most the number of weights, {len(sigma)}", self.rank)
         directions = torch.randn(len(sigma), self.rank, generator=generator, dtype=torch.float64)
         return (0.1 / math.sqrt(self.rank) * directions).to(sigma) * sigma[:, None]  # at 0 the cost is flat
 

@@ -229,6 +229,8 @@ def test_refused():
         Bayesian(nn.Linear(100, 100), Gaussian(0.3), family=FullCovariance())
     with pytest.raises(ValueError, match="'rank' parameter of LowRank"):
         LowRank(0)
+    with pytest.raises(ValueError, match="'rank' parameter of LowRank must be at most the number of weights, 13"):
+        Bayesian(net(), Gaussian(0.3), family=LowRank(14))
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(ValueError, match="the same type and device"):
         Bayesian(mixed, Gaussian(0.3), family=LowRank(1))
