@@ -46,7 +46,11 @@ bench: environment  ## Needs a quiet machine and a few minutes
 	$(BIN)/bbb bench step $(PEERS) --json results/bench/step.json
 	$(BIN)/bbb bench small $(PEERS) --json results/bench/small.json
 	$(BIN)/bbb bench predict $(PEERS) --json results/bench/predict.json
-	$(BIN)/bbb bench report $(foreach what,step small predict,results/bench/$(what)*.json) --out docs/benchmarks.md
+	$(BIN)/bbb bench paths $(PEERS) --json results/bench/paths.json
+	$(BIN)/bbb bench networks $(PEERS) --json results/bench/networks.json
+	$(BIN)/bbb bench size --json results/bench/size.json
+	$(BIN)/bbb bench growth --json results/bench/growth.json
+	$(BIN)/bbb bench report $(foreach what,step small predict paths networks size growth,results/bench/$(what)*.json) --out docs/benchmarks.md
 
 bench-peers: environment  ## The same beside other libraries, in about half an hour
 	$(PIP) install -c constraints.txt -e ".[peers]"

@@ -38,8 +38,11 @@ from bad_values import (
     small_net,
 )
 from bayesbackprop import bandits, callbacks, evaluation
+from bayesbackprop.calibration import TemperatureScaled
+from bayesbackprop.diagnostics import diagnose, pareto_k
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop.verdict import Verdict
 
 Call = Callable[..., Any]
 
@@ -204,6 +207,26 @@ _AGENT = {"features": COUNT, "actions": COUNT, "replicas": COUNT, "seed": WHOLE}
 _LABELLED = (lambda: {"prediction": PROBS, "labels": CLASSES}, "")
 _LONG = WHOLE | "2**63" | "2**64+5"  # a seed of 128 bits
 _CONTEXT = {"context": [0.0, 1.0, 0.0]}
+
+# What gives a number for each example.
+_NUMBERS = DATA | Kind(("tensor [2]", "ints [8]"))
+
+
+def _predicted() -> dict[str, Any]:
+    return {"prediction": small_model().predict(X, draws=2), "targets": Y}
+
+
+def _compared() -> dict[str, Any]:
+    """Arguments of a small comparison."""
+    batches = small_batches()
+    usual = {"epochs": 1, "methods": ["plain"], "draws": 2, "progress": False}
+    return {"make_net": small_net, "train": batches, "test": (X, Y), **usual}
+
+
+@cache
+def verdict() -> Verdict:
+    return bbb.evaluate(small_model(), (X, Y), draws=2)
+
 
 TABLE: dict[str, Entry] = {
     # priors, likelihoods and the spread to begin with
@@ -421,6 +444,102 @@ TABLE: dict[str, Entry] = {
     "brier": entry(evaluation.brier, *_LABELLED, prediction=DATA, labels=DATA),
     "score": entry(evaluation.score, *_LABELLED, prediction=DATA, labels=DATA),
     "calibration": entry(evaluation.calibration, *_LABELLED, bins=COUNT),
+    "rmse": entry(evaluation.rmse, _predicted, prediction=DATA, targets=DATA),
+    "crps": entry(evaluation.crps, _predicted, prediction=DATA, targets=DATA),
+    "covered": entry(
+        evaluation.covered,
+        lambda: {**_predicted(), "levels": [0.5]},
+        prediction=DATA,
+        targets=DATA,
+        levels=DATA | "[1]",
+    ),
+    "auroc": entry(evaluation.auroc, lambda: {"inside": X[0], "outside": X[1]}, inside=_NUMBERS, outside=_NUMBERS),
+    "fpr95": entry(evaluation.fpr95, lambda: {"inside": X[0], "outside": X[1]}, inside=_NUMBERS, outside=_NUMBERS),
+    "risk_coverage": entry(
+        evaluation.risk_coverage,
+        lambda: {"uncertainty": X[:, 0], "loss": Y[:, 0]},
+        "loss",
+        uncertainty=_NUMBERS,
+        loss=_NUMBERS,
+    ),
+    "evaluate": entry(
+        lambda **given: bbb.evaluate(**{"model": small_model(), "data": (X, Y), "draws": 2, **given}),
+        dict,
+        "target inputs",
+        model=MODEL,
+        data=DATA | "loader",
+        outside=INPUTS | "None" | "loader" | "{}",
+        shifts=Kind(("None", "{}")),
+        draws=COUNT,
+        seed=WHOLE | "None",
+    ),
+    "Verdict.save_html": entry(
+        lambda **given: inside(verdict().save_html, **{"path": "x", **given}), path=TEXT, title=TEXT
+    ),
+    "calibrate_temperature": entry(
+        lambda **given: bbb.calibrate_temperature(
+            **{"model": classifier(), "held_out": (X, CLASSES), "draws": 2, **given}
+        ),
+        dict,
+        "target",
+        model=ANY,
+        held_out=DATA,
+        draws=COUNT,
+        seed=WHOLE | "None",
+    ),
+    "TemperatureScaled": entry(
+        lambda **given: TemperatureScaled(**{"model": classifier(), "temperature": 1.0, **given}), temperature=POSITIVE
+    ),
+    "conformal_intervals": entry(
+        lambda **given: bbb.conformal_intervals(
+            **{"model": small_model(), "held_out": (X, Y), "level": 0.5, "draws": 2, **given}
+        ),
+        dict,
+        "target",
+        model=MODEL,
+        held_out=DATA | "loader",
+        level=Kind(("0.5", "Fraction", "np.float32", "1e-200")),
+        draws=COUNT,
+        seed=WHOLE | "None",
+    ),
+    "ConformalIntervals.intervals": entry(
+        lambda inputs: bbb.conformal_intervals(small_model(), (X, Y), level=0.5, draws=2).intervals(inputs),
+        inputs=INPUTS,
+    ),
+    "compare": entry(
+        lambda **given: bbb.compare(**{**_compared(), **given}),
+        dict,
+        "data outside inputs",
+        make_net=FUNCTION,
+        train=Kind(("loader",)),
+        test=DATA | "loader",
+        epochs=COUNT,
+        likelihood=Kind(("likelihood", "None")),
+        methods=ANY,
+        wrap=FUNCTION | "None",
+        outside=INPUTS | "None" | "loader" | "{}",
+        shifts=Kind(("None", "{}")),
+        n=COUNT | "None",
+        lr=POSITIVE | "None",
+        dropout=PROBABILITY,
+        ivon=Kind(("None", "{}", "{1: 2}")),
+        draws=COUNT,
+        seed=WHOLE,
+        progress=FLAG,
+    ),
+    "diagnose": entry(
+        lambda **given: diagnose(**{"model": small_model(), "data": (X, Y), "draws": 25, **given}),
+        dict,
+        "target",
+        model=MODEL,
+        data=DATA | "loader",
+        draws=Kind(),
+        seed=WHOLE | "None",
+    ),
+    "pareto_k": entry(pareto_k, log_weights=DATA),
+    "Bayesian.report": entry(
+        lambda data: small_model().report(data, draws=25), dict, "target", data=DATA | "loader" | "None"
+    ),
     # bandits
     "Uniform": entry(acted(bandits.Uniform), dict, "context", **_AGENT),
     "LinearThompson": entry(acted(bandits.LinearThompson), precision=POSITIVE, a=POSITIVE, b=POSITIVE),

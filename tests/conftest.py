@@ -3,6 +3,8 @@ from importlib import util
 
 import pytest
 
+import disks
+
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Before any test file is imported, but not in a process that only hands the tests to others: torch takes long."""
@@ -16,6 +18,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
             import triton.language  # noqa: F401
+
+    disks.do_not_wait()
 
 
 def pytest_collection_finish() -> None:

@@ -95,7 +95,7 @@ def main(path: str, results: str) -> None:
     cpu, found = extension(path), dict[str, Array]()
     for number, (dtype, kind, rest) in enumerate(itertools.product(TYPES, PRIORS, FORMS)):
         form = dtype, kind, *rest
-        all_together = [parameter(n, *form) for n in [*SIZES, *SIZES]]  # enough for several threads
+        all_together = [parameter(n, *form) for n in [*SIZES, 8193]]  # enough for several threads
         alone = [parameter(n, *form) for n in SIZES]
         outputs = {str(given["n"]): run(cpu, [given], 1) for given in alone} | {"all": run(cpu, all_together, 3)}
         for case, kernels in outputs.items():

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions, nn
 
-from bayesbackprop._errors import Described, check_callable, check_positive, check_text, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_callable, check_positive, check_text, check_type, invalid
 from bayesbackprop.posterior import log_softplus, softplus
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -86,9 +86,7 @@ class Categorical(Likelihood):
         _check_output(self, output, least_dims=2)
         _check_target(self, target, (output.shape[0], *output.shape[2:]))
         if target.dtype != torch.int64:
-            raise invalid(
-                "target", "Categorical", "a tensor of class indices of type torch.int64", tensor_shape(target)
-            )
+            raise invalid("target", "Categorical", "a tensor of class indices of type torch.int64", target)
         if output.device.type != "cpu":
             self._check_indices(output, target)
         try:
@@ -129,7 +127,7 @@ class Bernoulli(Likelihood):
             torch.compiler.is_compiling() or bool(((target == 0) | (target == 1)).all())
         )
         if not known:
-            raise invalid("target", "Bernoulli", "made of 0 and 1", tensor_shape(target))
+            raise invalid("target", "Bernoulli", "made of 0 and 1", target)
         return F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction=reduction)
 
     def distribution(self, output: Tensor) -> distributions.Bernoulli:
@@ -181,8 +179,9 @@ class Gaussian(Likelihood):
             return super().cost(output, target)
         mean, scale, log_scale = self._moments(output)
         self._check_numbers(mean, target)
-        squares = F.mse_loss(mean, target.to(mean.dtype))
-        return _per_element(squares * (0.5 / scale**2) + (log_scale + 0.5 * _LOG_2PI), target)
+        squares = (mean - target.to(mean.dtype)).square().sum()
+        elements = target.numel() // len(target)
+        return squares * (0.5 / len(target) / scale**2) + elements * (log_scale + 0.5 * _LOG_2PI)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * len(target)))
@@ -195,7 +194,7 @@ class Gaussian(Likelihood):
     def _check_numbers(self, mean: Tensor, target: Tensor) -> None:
         _check_target(self, target, tuple(mean.shape))
         if not target.is_floating_point():
-            raise invalid("target", "Gaussian", "a tensor of floats", tensor_shape(target))
+            raise invalid("target", "Gaussian", "a tensor of floats", target)
 
     def _moments(self, output: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
         """The mean, the noise and its logarithm."""
@@ -203,7 +202,7 @@ class Gaussian(Likelihood):
         if self.noise == "per-input":
             if output.dim() < 2 or output.shape[-1] % 2:
                 constraint = "a tensor whose last dimension holds means and noises, so is even"
-                raise invalid("output", "Gaussian(noise='per-input')", constraint, tensor_shape(output))
+                raise invalid("output", "Gaussian(noise='per-input')", constraint, output)
             mean, raw = output.chunk(2, dim=-1)
             return mean, softplus(raw), log_softplus(raw)
         if self.log_noise is not None:
@@ -229,8 +228,7 @@ class LogLikelihood(Likelihood):
     ) -> None:
         super().__init__()
         check_callable("LogLikelihood", function=function)
-        if predictive is not None:
-            check_callable("LogLikelihood", predictive=predictive)
+        check_type("LogLikelihood", Callable | None, "None or a function", predictive=predictive)
         check_text("LogLikelihood", name=name)
         self.function = function
         self.predictive = predictive
@@ -239,9 +237,8 @@ class LogLikelihood(Likelihood):
     def log_prob(self, output: Any, target: Tensor) -> Tensor:
         log_prob = self.function(output, target)
         if not isinstance(log_prob, Tensor) or log_prob.shape != target.shape[:1]:
-            got = tensor_shape(log_prob) if isinstance(log_prob, Tensor) else log_prob
             constraint = f"a function that gives one number per example, shape {list(target.shape[:1])}"
-            raise invalid("function", "LogLikelihood", constraint, got)
+            raise invalid("function", "LogLikelihood", constraint, log_prob)
         return log_prob
 
     def distribution(self, output: Any) -> distributions.Distribution:
@@ -274,16 +271,15 @@ def _check_output(likelihood: Likelihood, output: object, least_dims: int = 1) -
     is_float = isinstance(output, Tensor) and output.is_floating_point() and output.layout is torch.strided
     if not is_float or output.dim() < least_dims or 0 in output.shape:  # type: ignore[attr-defined]
         shape = "[B, C, ...]" if least_dims == 2 else "[B, ...]"
-        got = tensor_shape(output) if isinstance(output, Tensor) else Described(f"a {type(output).__name__}")
+        got = output if isinstance(output, Tensor) else Described(f"a {type(output).__name__}")
         raise invalid("output", type(likelihood).__name__, f"a float tensor of shape {shape}", got)
 
 
 def _check_target(likelihood: Likelihood, target: object, shape: tuple[int, ...]) -> None:
     if not isinstance(target, Tensor) or tuple(target.shape) != shape or target.layout is not torch.strided:
-        got = tensor_shape(target) if isinstance(target, Tensor) else Described(f"a {type(target).__name__}")
-        raise invalid(
-            "target", type(likelihood).__name__, f"a tensor of shape {list(shape)}, as the output has it", got
-        )
+        got = target if isinstance(target, Tensor) else Described(f"a {type(target).__name__}")
+        constraint = f"a tensor of shape {list(shape)}, as the output has it"
+        raise invalid("target", type(likelihood).__name__, constraint, got)
 
 
 def _per_element(mean: Tensor, target: Tensor) -> Tensor:

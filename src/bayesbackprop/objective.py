@@ -12,10 +12,8 @@ batch. The average over the examples of an epoch is F / N: nats per example.
 """
 
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -23,10 +21,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bayesbackprop._engine import refuse_checkpointed_objective
+from bayesbackprop._batches import arguments
 from bayesbackprop._errors import (
     Described,
     check_batch,
+    check_choice,
     check_count,
     check_finite,
     check_flag,
@@ -34,9 +33,11 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
-    tensor_shape,
+    is_checkpointed,
+    is_on_the_stack,
     tensors_of,
 )
+from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS, Word
@@ -66,12 +67,11 @@ class Cost(Tensor):
     def __new__(cls, likelihood: Tensor, complexity: Tensor, complexity_weight: float | Tensor) -> "Cost":
         for name, part in (("likelihood", likelihood), ("complexity", complexity)):
             if not isinstance(part, Tensor) or part.dim() or not part.is_floating_point():
-                got = tensor_shape(part) if isinstance(part, Tensor) else part
-                raise invalid(name, "Cost", "a float tensor without dimensions", got)
+                raise invalid(name, "Cost", "a float tensor without dimensions", part)
         if isinstance(complexity_weight, Tensor):
             if complexity_weight.dim():
                 constraint = "a number, or a tensor without dimensions"
-                raise invalid("complexity_weight", "Cost", constraint, tensor_shape(complexity_weight))
+                raise invalid("complexity_weight", "Cost", constraint, complexity_weight)
             total = likelihood + complexity_weight.to(complexity) * complexity
         else:
             if type(complexity_weight) is not float or not 0 <= complexity_weight < math.inf:
@@ -157,8 +157,7 @@ class FreeEnergy(nn.Module):
         # Each step, and each draw of it, has a word of the counter of the noise.
         check_count(_OWNER, least=0, below=WORDS, draws=draws, step=step)
         self.temperature = check_not_negative(_OWNER, temperature=temperature)["temperature"]
-        if not isinstance(complexity, str) or complexity not in ("sampled", "closed"):
-            raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
+        check_choice(_OWNER, ("sampled", "closed"), complexity=complexity)
         self.own_averaging = check_flag(_OWNER, own_averaging=own_averaging)["own_averaging"]
         self.model = model
         self.complexity = complexity
@@ -187,16 +186,19 @@ class FreeEnergy(nn.Module):
             step: The number of this step, from 1; None for the one after the last.
         """
         model = self.model
-        args, kwargs = _arguments(inputs)
+        args, kwargs = ((inputs,), {}) if isinstance(inputs, Tensor) else arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, ranks = rank_of_ranks()
         advances = self.training and model.training and torch.is_grad_enabled()
         if advances and dist.is_initialized() and not torch.compiler.is_compiling():
             self._check_averaged(ranks)
-        if advances and step is None and not torch.compiler.is_compiling():
-            refuse_checkpointed_objective()
+        if advances and step is None and not torch.compiler.is_compiling() and is_checkpointed():
+            raise RuntimeError(
+                "The objective runs inside torch.utils.checkpoint, which would call it a second time during backward, "
+                "then with other noise. Call it outside."
+            )
         number = self._next_step(step)
         weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
 
@@ -216,11 +218,9 @@ class FreeEnergy(nn.Module):
             check_whole("model", _OWNER, self)
         if ranks == 1 or self.own_averaging:
             return
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:  # a frame runs the code of the method that was called, whoever wraps this module
-            if frame.f_code is DistributedDataParallel.forward.__code__:
-                return
-            frame = frame.f_back
+        # A frame runs the code of the method that was called, whoever wraps this module.
+        if is_on_the_stack(lambda code: code is DistributedDataParallel.forward.__code__):
+            return
         constraint = f"True where {ranks} ranks train outside of DistributedDataParallel, each with its own gradients"
         raise invalid("own_averaging", _OWNER, f"{constraint} (wrap the objective in it, or average them)", False)
 
@@ -302,13 +302,3 @@ def _examples(tensors: list[Tensor]) -> int:
 
 def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        if not all(isinstance(name, str) for name in inputs):
-            raise invalid("inputs", _OWNER, "a mapping from names of arguments where it is one", list(inputs))
-        return (), dict(inputs)
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    return (inputs,), {}

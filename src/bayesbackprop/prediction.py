@@ -25,7 +25,6 @@ from bayesbackprop._errors import (
     check_probability,
     check_type,
     invalid,
-    tensor_shape,
     tensors_of,
 )
 from bayesbackprop.likelihoods import Likelihood
@@ -95,8 +94,7 @@ class Predictive(ABC):
         shape = self.components.batch_shape + self.components.event_shape
         expected = (shape[0] // self.draws, *shape[1:])
         if not isinstance(target, Tensor) or tuple(target.shape) != expected:
-            got = tensor_shape(target) if isinstance(target, Tensor) else target
-            raise invalid("target", "Predictive.log_prob", f"a tensor of shape {list(expected)}", got)
+            raise invalid("target", "Predictive.log_prob", f"a tensor of shape {list(expected)}", target)
         return self._by_draw(self.components.log_prob(self._repeated(target))).logsumexp(0) - math.log(self.draws)
 
     def _repeated(self, values: Tensor) -> Tensor:

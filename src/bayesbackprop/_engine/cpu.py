@@ -91,6 +91,21 @@ def usable(parameters: Parameters, key: Key) -> "Table | None":
     return table(parameters) if available() and kernels_wanted() and not traced(key) else None
 
 
+def versions(parameters: Parameters) -> list[int]:
+    """How often each tensor was changed in place, as autograd counts."""
+    return [tensor._version for tensor in parameters.tensors]
+
+
+def check_way_back(parameters: Parameters, then: list[int]) -> None:
+    """Refuse to go back to parameters that were changed since, and to differentiate the way back itself."""
+    if versions(parameters) != then:
+        raise RuntimeError(
+            "A parameter was modified by an inplace operation (an optimiser's step, say) after its weights were drawn: "
+            "compute the cost again before backward."
+        )
+    refuse_second_derivatives()
+
+
 def refuse_second_derivatives() -> None:
     """To be called in a backward pass: the kernels have no derivative of their own."""
     if torch.is_grad_enabled():  # which in a backward pass means create_graph=True

@@ -171,9 +171,8 @@ def compare(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("numbers", PRIORS, ids=str)
-@pytest.mark.parametrize("size", [1, 1500])
-def test_weights_complexity_and_gradients(size: int, numbers: kernels.Prior, centred: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("numbers", "size"), [(NORMAL, 1), *((numbers, 1500) for numbers in PRIORS)], ids=str)
+def test_weights_complexity_and_gradients(numbers: kernels.Prior, size: int, centred: bool, dtype: torch.dtype) -> None:
     mu, rho, centre, gradient = parameter(size, dtype)
     compare(mu, rho, centre if centred else None, numbers, gradient, 0.01)
 
