@@ -13,7 +13,7 @@ pytestmark = pytest.mark.equivalence
 
 STEPS = 100
 
-# The options of the model, those of the objective, and whether it is compiled.
+# The options of the model and those of the objective.
 PATHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sampled": ({"prior": ScaleMixture()}, {}),
     "closed, normal": ({"prior": Normal(0.5)}, {"complexity": "closed"}),
@@ -46,13 +46,25 @@ def train(free_energy: FreeEnergy, call: Any) -> list[Tensor]:
     return [torch.stack(costs), *(parameter.detach() for parameter in free_energy.parameters())]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_hundred_steps_are_those_of_the_equations(path: str) -> None:
-    fast = objective(path)
+def assert_same_training(fast: FreeEnergy, call: Any) -> None:
     plain = copy.deepcopy(fast)
     before = [parameter.detach().clone() for parameter in fast.parameters()]
-    found = train(fast, fast)
+    found = train(fast, call)
     with plain_kernels():
         expected = train(plain, plain)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
     assert all(bool((now - first).abs().max() > 0.01) for now, first in zip(found[1:], before, strict=True))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_hundred_steps_are_those_of_the_equations(path: str) -> None:
+    fast = objective(path)
+    assert_same_training(fast, fast)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's compiler
+@pytest.mark.parametrize("path", ["sampled", "closed, both"])
+def test_a_hundred_compiled_steps_are_those_of_the_equations(path: str) -> None:
+    torch._dynamo.reset()
+    fast = objective(path)
+    assert_same_training(fast, torch.compile(fast, fullgraph=True, backend="aot_eager"))
