@@ -7,7 +7,18 @@ from bayesbackprop import callbacks
 from bayesbackprop._engine import Draw, plain_kernels
 from bayesbackprop._version import __version__
 from bayesbackprop.export import load_sparse, save_sparse, sparse
-from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
+from bayesbackprop.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Joint,
+    Likelihood,
+    LogLikelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.posterior import Relative
@@ -27,15 +38,20 @@ __all__ = [
     "Ensemble",
     "FreeEnergy",
     "Gaussian",
+    "Joint",
     "Laplace",
     "Likelihood",
     "LogDensity",
     "LogLikelihood",
+    "NegativeBinomial",
     "Normal",
+    "Ordinal",
+    "Poisson",
     "Predictive",
     "Prior",
     "Relative",
     "ScaleMixture",
+    "StudentT",
     "__version__",
     "callbacks",
     "fit",
