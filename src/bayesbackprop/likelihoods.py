@@ -703,9 +703,11 @@ def _checked_numbers(owner: str, **values: Any) -> tuple[float, ...]:
     """Numbers of at least 0 in a list, a tensor or an array, of which there is one at least."""
     many = check_list(owner, **values)
     ((name, _),) = values.items()
-    numbers = many.tolist() if isinstance(many, Tensor | np.ndarray) else many
-    if not numbers:
-        raise invalid(name, owner, "a list of floats in [0, inf), one for each class", many)
+    has_no_numbers = isinstance(many, Tensor) and (many.layout is not torch.strided or many.is_meta)
+    numbers = many.tolist() if isinstance(many, Tensor | np.ndarray) and not has_no_numbers else many
+    if has_no_numbers or not numbers:
+        got = tensor_shape(many) if isinstance(many, Tensor) else many
+        raise invalid(name, owner, "a list of floats in [0, inf), one for each class", got)
     return tuple(check_not_negative(owner, **{name: number})[name] for number in numbers)
 
 

@@ -202,7 +202,7 @@ class FreeEnergy(nn.Module):
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
-        rank, ranks = rank_of_ranks()
+        rank, ranks = rank_of_ranks() if dist.is_initialized() else (0, 1)
         advances = self.training and model.training and torch.is_grad_enabled()
         if advances and dist.is_initialized() and not torch.compiler.is_compiling():
             self._check_averaged(ranks)

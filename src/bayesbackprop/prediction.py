@@ -169,8 +169,11 @@ class MixturePredictive(Predictive):
     def _log_probs(self, target: Tensor) -> Tensor:
         shape = self.components.batch_shape + self.components.event_shape
         expected = (shape[0] // self.draws, *shape[1:])
-        if not isinstance(target, Tensor) or tuple(target.shape) != expected:
-            raise invalid("target", "Predictive.log_prob", f"a tensor of shape {list(expected)}", target)
+        is_real = isinstance(target, Tensor) and target.layout is torch.strided and not target.is_complex()
+        if not is_real or tuple(target.shape) != expected:
+            raise invalid(
+                "target", "Predictive.log_prob", f"a tensor of real numbers of shape {list(expected)}", target
+            )
         return self._by_draw(self.components.log_prob(self._repeated(target)))
 
     def _sample(self, chosen: _Chosen) -> Tensor:
