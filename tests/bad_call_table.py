@@ -712,7 +712,9 @@ TABLE: dict[str, Entry] = {
         classes=DATA,
         n_samples=COUNT | "None",
     ),
-    "BayesianMLPClassifier.predict_proba": entry(fitted(BayesianMLPClassifier).predict_proba, X=ARRAYS),
+    "BayesianMLPClassifier.predict_proba": entry(
+        lambda **given: fitted(BayesianMLPClassifier).predict_proba(**given), X=ARRAYS
+    ),
     "BayesianMLPRegressor.predict": entry(
         lambda **given: fitted(BayesianMLPRegressor).predict(**{"X": X.numpy(), **given}),
         dict,
