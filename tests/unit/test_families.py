@@ -236,6 +236,18 @@ def test_refused():
         Bayesian(mixed, Gaussian(0.3), family=LowRank(1))
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+@pytest.mark.parametrize("complexity", ["sampled", "closed"])
+def test_narrow_types(family, complexity):
+    made = Bayesian(net(dtype=torch.float32), Gaussian(0.3), Normal(0.7), sigma=0.2, family=family, seed=3)
+    x, y = torch.randn(7, 2), torch.randn(7, 1)
+    expected = FreeEnergy(made, n=7, complexity=complexity)(x, y, step=1).complexity
+    narrow = FreeEnergy(made.bfloat16(), n=7, complexity=complexity)(x.bfloat16(), y.bfloat16(), step=1)
+    narrow.backward()
+    assert narrow.complexity.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.complexity.float(), expected, rtol=0.03, atol=0.1)
+
+
 def test_param_groups_train_what_is_joint():
     made = model(LowRank(2))
     groups = made.param_groups(1e-3, rho_lr=1e-2, weight_decay=0.1)
