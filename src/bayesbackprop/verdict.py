@@ -414,6 +414,9 @@ def _measure(prediction: Predictive, targets: Tensor) -> _Measured:
 def _uncertainty(prediction: Predictive) -> dict[str, Tensor]:
     """The measures of uncertainty: of each element of the targets for classes, of each example for numbers."""
     if not isinstance(prediction, ClassPredictive):
+        if not bool(prediction.variance.isfinite().all()):
+            constraint = "a model whose predictions have a variance (a Student t has one from 2 degrees of freedom on)"
+            raise invalid("model", "evaluate", constraint, Described("one whose variance is not finite"))
         parts = {"variance": prediction.variance, "epistemic": prediction.epistemic}
         return {name: part.double().flatten(1).sum(1).cpu() for name, part in parts.items()}
     probs = _table(prediction.probs, prediction)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, LogLikelihood, Normal, evaluate
+from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, LogLikelihood, Normal, StudentT, evaluate
 from bayesbackprop.evaluation import auroc, calibration, covered, crps, error, fpr95, nll, rmse, score
 from bayesbackprop.prediction import ClassPredictive
 from bayesbackprop.verdict import ClassScores, Coverage, ValueScores, Verdict
@@ -251,6 +251,13 @@ def test_without_matplotlib_the_text_says_which_extra_has_it(
 def test_targets_of_another_kind_are_refused(targets: Tensor, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         evaluate(classifier(), (X, targets), draws=2)
+
+
+@pytest.mark.identities
+def test_predictions_without_a_variance_are_refused() -> None:
+    model = Bayesian(nn.Linear(2, 1), StudentT(1.0, 1.5), Normal(1.0))
+    with pytest.raises(ValueError, match="whose predictions have a variance"):
+        evaluate(model, (torch.randn(4, 2), torch.randn(4, 1)), draws=2)
 
 
 @pytest.mark.identities
