@@ -33,11 +33,12 @@ def within_reach(logarithm: Tensor) -> Tensor:
 
 
 def bounded_exp(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(x), and its tangent where exp(x) is beyond two thirds of the exponents of ``dtype``: it does not overflow.
+    """exp(x), and its tangent where exp(x) is beyond two thirds of the exponents of ``dtype``, so that it stays finite.
 
-    So a network that is far off has a finite cost whose gradient leads back.
+    A network that is far off then has a cost whose gradient leads back. Types narrower than float32 have its limit, or
+    they would not hold the counts that people have.
     """
-    limit = math.log(torch.finfo(dtype).max) * 2 / 3
+    limit = math.log(max(torch.finfo(dtype).max, torch.finfo(torch.float32).max)) * 2 / 3
     inner = x.clamp(max=limit).exp()
     return torch.where(x > limit, math.exp(limit) * (1 + x - limit), inner)
 

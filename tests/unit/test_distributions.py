@@ -152,6 +152,8 @@ def test_the_bounded_exponential_is_smooth() -> None:
         torch.testing.assert_close(slope[:4], x[:4].exp())
         assert (slope[4:] == slope[4]).all()
         torch.testing.assert_close(y[4], y[3], rtol=3e-3, atol=0)
+    half = torch.tensor([9.0], dtype=torch.float16)
+    assert torch.equal(bounded_exp(half, half.dtype), half.exp())  # beyond two thirds of its exponents
 
 
 # --- distribution functions ------------------------------------------------------------------------------------------
