@@ -33,7 +33,7 @@ types: environment
 	$(BIN)/mypy
 
 unit: environment
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
 docs: environment
 	$(BIN)/python docs/rooms.py

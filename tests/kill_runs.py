@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 import bayesbackprop as bbb
 import digits
-import disks
 from bandit_worlds import KINDS, PLACES
 from bayesbackprop import _cli as cli
 from bayesbackprop._files import read_checkpoint
@@ -356,6 +355,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=f"Of {', '.join(CASES)}; all unless given.")
     parser.add_argument("--kills", type=int, default=10, help="Of each case.")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="Of the moments and signals.")
+    parser.add_argument("--folder", help="Where the runs are.")
     options = parser.parse_args()
     with small():
         # What the children would import, slowly: here once for all.
@@ -364,11 +364,10 @@ def main() -> None:
         import bayesbackprop_paper.cli.reproduce  # noqa: F401
 
         if "search" in options.cases:
-            disks.do_not_wait_for_databases()
             import optuna.storages._rdb.storage  # noqa: F401
         failed = False
         for name in options.cases or CASES:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                 outcome = survive(name, Path(folder), seed=options.seed, kills=options.kills)
             print(outcome, flush=True)
             failed |= bool(outcome.problems)

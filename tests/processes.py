@@ -17,8 +17,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import disks
-
 RANKS = 2
 
 FORKED = multiprocessing.get_context("forkserver")
@@ -86,7 +84,6 @@ def run_all(*calls: Callable[[], None], timeout: float) -> list[str]:
 
 
 def _print_to(path: str, call: Callable[[], None]) -> None:
-    disks.do_not_wait()
     output = os.open(path, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)

@@ -60,8 +60,8 @@ def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_sa
     wrong = execute(["-c", WRONG, str(EDGES.parent), str(sanitized("plain"))], environment)
     assert "AddressSanitizer: heap-buffer-overflow" in wrong.stderr, "the sanitizers see nothing"
     plain = found.pop("plain")
-    forms = len(kernel_edges.TYPES) * len(kernel_edges.PRIORS) * len(kernel_edges.FORMS)
-    assert len(plain) == forms * (len(kernel_edges.SIZES) + 1) * 6
+    sizes = sum(len(kernel_edges.sizes_of(kind)) + 1 for kind in kernel_edges.PRIORS)
+    assert len(plain) == len(kernel_edges.TYPES) * len(kernel_edges.FORMS) * sizes * 6
     for name, results in found.items():
         assert results.keys() == plain.keys()
         for case, expected in plain.items():
