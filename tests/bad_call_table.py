@@ -88,6 +88,20 @@ def gaussian(**given: Any) -> None:
     step(bbb.FreeEnergy(bbb.Bayesian(small_net(), bbb.Gaussian(**given), seed=0), 8))
 
 
+def trained_on(likelihood: bbb.Likelihood, targets: Tensor, outputs: int = 1) -> None:
+    model = bbb.Bayesian(small_net(outputs), likelihood, seed=0)
+    step(bbb.FreeEnergy(model, n=8), X, targets)
+    model.predict(X, draws=2)
+
+
+def heads(heads: Any) -> None:
+    bbb.Joint(heads).cost((Y, Y), (Y, Y))
+
+
+def counts() -> bbb.Predictive:
+    return bbb.Bayesian(small_net(3), bbb.NegativeBinomial(0.5), seed=0).predict(X, draws=2)
+
+
 def own_likelihood(**given: Any) -> None:
     model = bbb.Bayesian(small_net(), bbb.LogLikelihood(**given), seed=0)
     step(bbb.FreeEnergy(model, n=8))
@@ -236,6 +250,34 @@ TABLE: dict[str, Entry] = {
     "LogDensity": entry(used(bbb.LogDensity), lambda: {"function": torch.neg}, function=FUNCTION, name=TEXT),
     "Gaussian": entry(gaussian, noise=POSITIVE),
     "Gaussian, learnt": entry(gaussian, dict, "likelihood_cost", initial=POSITIVE),
+    "Gaussian, per input": entry(
+        lambda **given: trained_on(bbb.Gaussian("per-input", **given), Y, outputs=2), beta=PROBABILITY
+    ),
+    "StudentT": entry(
+        lambda **given: trained_on(bbb.StudentT(**given), Y),
+        dict,
+        "likelihood_cost",
+        scale=POSITIVE,
+        df=POSITIVE,
+        initial_scale=POSITIVE,
+        initial_df=POSITIVE,
+    ),
+    "NegativeBinomial": entry(
+        lambda **given: trained_on(bbb.NegativeBinomial(**given), torch.ones(8, 1)),
+        dispersion=POSITIVE,
+        initial=POSITIVE,
+    ),
+    "Ordinal": entry(
+        lambda **given: trained_on(bbb.Ordinal(**given), torch.ones(8, 1, dtype=torch.int64)),
+        classes=Kind(("np.int64",)),
+    ),
+    "Categorical": entry(
+        lambda **given: trained_on(bbb.Categorical(**given), CLASSES, outputs=3),
+        weight=DATA | "None",
+        label_smoothing=PROBABILITY,
+        ignore_index=WHOLE | "None" | "-3",
+    ),
+    "Joint": entry(heads, heads=DATA),
     "LogLikelihood": entry(
         own_likelihood,
         lambda: {"function": squared_error, "predictive": unit_normal},
@@ -257,6 +299,19 @@ TABLE: dict[str, Entry] = {
     "Bernoulli.log_prob": entry(
         bbb.Bernoulli().log_prob, lambda: {"output": X, "target": torch.ones(8, 3)}, "target", output=DATA, target=DATA
     ),
+    **{
+        f"{type(likelihood).__name__}.log_prob": entry(
+            likelihood.log_prob, lambda: {"output": X, "target": torch.ones(8, 3)}, "target", output=DATA, target=DATA
+        )
+        for likelihood in (bbb.Poisson(), bbb.NegativeBinomial(), bbb.StudentT())
+    },
+    "Ordinal.log_prob": entry(
+        bbb.Ordinal(3).log_prob,
+        lambda: {"output": X, "target": torch.ones(8, 3, dtype=torch.int64)},
+        "target",
+        output=DATA,
+        target=DATA | "ints [8, 3]",
+    ),
     "Gaussian.log_prob": entry(
         bbb.Gaussian(0.1).log_prob, lambda: {"output": X, "target": X}, "target", output=DATA, target=DATA
     ),
@@ -270,11 +325,13 @@ TABLE: dict[str, Entry] = {
         prior=PRIOR,
         sigma=POSITIVE | FUNCTION,
         estimator=ANY,
+        family=ANY,
         select=FUNCTION | "None",
         normalisation=FLAG,
         centre=Kind(("None",)),
         seed=WHOLE | "None",
     ),
+    "LowRank": entry(lambda rank: wrapped(family=bbb.LowRank(rank)), rank=COUNT),
     "Bayesian.seed": entry(lambda seed: setattr(small_model(), "seed", seed), seed=WHOLE),
     "Bayesian.draw": entry(
         lambda **given: small_model().draw(**given)(X),
@@ -317,6 +374,14 @@ TABLE: dict[str, Entry] = {
     ),
     "Predictive.log_prob": entry(lambda target: small_model().predict(X, draws=2).log_prob(target), target=DATA),
     "Predictive.quantiles": entry(lambda q: small_model().predict(X, draws=2).quantiles(q), q=DATA | "[1]"),
+    "Predictive.sample": entry(
+        lambda **given: small_model().predict(X, draws=2).sample(**{"count": 2, **given}),
+        count=COUNT,
+        generator=Kind(("None",)),
+    ),
+    "Predictive.interval": entry(lambda level: small_model().predict(X, draws=2).interval(level), level=PROBABILITY),
+    "Predictive.log_prob, counts": entry(lambda target: counts().log_prob(target), target=DATA | "ints [8, 3]"),
+    "Predictive.quantiles, counts": entry(lambda q: counts().quantiles(q), q=DATA | "[1]"),
     "Predictive.log_prob, classes": entry(
         lambda target: classifier().predict(X, draws=2).log_prob(target), target=DATA
     ),
@@ -357,6 +422,7 @@ TABLE: dict[str, Entry] = {
         inputs=INPUTS,
         targets=DATA,
         batch=Kind(("None",)),
+        weights=DATA | "None",
         n=COUNT | "None",
         step=COUNT | "None",
     ),
@@ -373,6 +439,7 @@ TABLE: dict[str, Entry] = {
         batch_size=COUNT,
         seed=WHOLE,
         order=FUNCTION | "None",
+        weights=DATA | "None",
     ),
     "Batches.set_epoch": entry(batches_of, epoch=WHOLE),
     "fit": entry(
@@ -645,7 +712,9 @@ TABLE: dict[str, Entry] = {
         classes=DATA,
         n_samples=COUNT | "None",
     ),
-    "BayesianMLPClassifier.predict_proba": entry(fitted(BayesianMLPClassifier).predict_proba, X=ARRAYS),
+    "BayesianMLPClassifier.predict_proba": entry(
+        lambda **given: fitted(BayesianMLPClassifier).predict_proba(**given), X=ARRAYS
+    ),
     "BayesianMLPRegressor.predict": entry(
         lambda **given: fitted(BayesianMLPRegressor).predict(**{"X": X.numpy(), **given}),
         dict,

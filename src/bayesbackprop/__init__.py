@@ -10,7 +10,18 @@ from bayesbackprop.calibration import calibrate_temperature, conformal_intervals
 from bayesbackprop.comparison import compare
 from bayesbackprop.export import load_sparse, save_sparse, sparse
 from bayesbackprop.families import Diagonal, FullCovariance, LowRank
-from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
+from bayesbackprop.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Joint,
+    Likelihood,
+    LogLikelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.posterior import Relative
@@ -33,16 +44,21 @@ __all__ = [
     "FreeEnergy",
     "FullCovariance",
     "Gaussian",
+    "Joint",
     "Laplace",
     "Likelihood",
     "LogDensity",
     "LogLikelihood",
     "LowRank",
+    "NegativeBinomial",
     "Normal",
+    "Ordinal",
+    "Poisson",
     "Predictive",
     "Prior",
     "Relative",
     "ScaleMixture",
+    "StudentT",
     "__version__",
     "calibrate_temperature",
     "callbacks",

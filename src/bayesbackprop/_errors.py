@@ -167,6 +167,17 @@ def check_batch(parameter: str, owner: str, tensors: Sequence[Tensor]) -> None:
         check_finite(parameter, owner, tensor.clamp(min=-1) if number and tensor.is_floating_point() else tensor)
 
 
+def check_weights(owner: str, weights: Any, examples: int) -> None:
+    """Refuse weights of examples that are not a finite number of at least 0 for each."""
+    is_float = isinstance(weights, Tensor) and weights.is_floating_point() and weights.layout is torch.strided
+    if not is_float or tuple(weights.shape) != (examples,):
+        got = tensor_shape(weights) if isinstance(weights, Tensor) else weights
+        raise invalid("weights", owner, f"a float tensor of shape [{examples}], one number for each example", got)
+    check_finite("weights", owner, weights)
+    if not torch.compiler.is_compiling() and bool((weights < 0).any()):
+        raise invalid("weights", owner, "at least 0", Described(f"{float(weights.min()):g} among them"))
+
+
 def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
     """Refuse a module of which each rank holds a part alone: the parts of a DTensor would be taken for the whole."""
     # Who has sharded a module has imported these.

@@ -31,14 +31,17 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .4rem; }
 ul { color: var(--faint); margin: .6rem 0 0; padding-left: 1.1rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child, td.text { text-align: left; }
+th:first-child, td:first-child, .text { text-align: left; }
 th { color: var(--faint); font-weight: 500; } .best { font-weight: 700; }
 .picture { background: #fff; border-radius: 6px; } .picture svg { width: 100%; height: auto; }
 """
 
 
 class Table(NamedTuple):
-    """A table with a title; ``best`` holds the (row, column) of the cells to mark, ``words`` what follows it."""
+    """A table with a title, words on the left and numbers on the right.
+
+    ``best`` holds the (row, column) of the cells to mark, ``words`` what follows the table.
+    """
 
     title: str
     columns: Sequence[str]
@@ -54,11 +57,10 @@ class Table(NamedTuple):
         ]
         rows = [list(self.columns), *marked]
         widths = [max(len(row[column]) for row in rows) for column in range(len(self.columns))]
-        left = [all(_is_text(row[column]) for row in marked) for column in range(len(widths))]
         lines = [
             "  ".join(
                 cell.ljust(width) if text else cell.rjust(width)
-                for cell, width, text in zip(row, widths, left, strict=True)
+                for cell, width, text in zip(row, widths, self._left(), strict=True)
             ).rstrip()
             for row in rows
         ]
@@ -66,7 +68,8 @@ class Table(NamedTuple):
 
     def html(self) -> str:
         """The table as part of a page."""
-        head = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
+        titles = zip(self.columns, self._left(), strict=True)
+        head = "".join(f'<th class="{"text" if text else ""}">{html.escape(title)}</th>' for title, text in titles)
         body = "".join(
             "<tr>" + "".join(self._cell(r, c, cell) for c, cell in enumerate(row)) + "</tr>"
             for r, row in enumerate(self.rows)
@@ -74,6 +77,10 @@ class Table(NamedTuple):
         words = "".join(f"<li>{html.escape(line)}</li>" for line in self.words)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"<h2>{html.escape(self.title)}</h2><div class=scroll>{table}</div>{words and f'<ul>{words}</ul>'}"
+
+    def _left(self) -> list[bool]:
+        """Which columns hold words."""
+        return [all(_is_text(row[column]) for row in self.rows) for column in range(len(self.columns))]
 
     def _cell(self, row: int, column: int, cell: str) -> str:
         names = [name for name, has in (("best", (row, column) in self.best), ("text", _is_text(cell))) if has]

@@ -5,6 +5,7 @@ packages of their authors, from the extra ``compare``.
 """
 
 import copy
+import inspect
 import math
 import os
 import sys
@@ -284,7 +285,7 @@ class _Stochastic:
 def mixture(parts: Sequence[Predictive]) -> Predictive:
     """The mixture of predictions of one kind, with as many draws each: their draws one after the other."""
     kind: Any = type(parts[0].components)
-    names = list(parts[0].components.arg_constraints)
+    names = [name for name in inspect.signature(kind).parameters if hasattr(parts[0].components, name)]
     if "logits" in names and "probs" in names:  # two ways to say the same
         names.remove("probs")
     values = {name: torch.cat([getattr(part.components, name) for part in parts]) for name in names}

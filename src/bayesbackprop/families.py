@@ -67,9 +67,11 @@ class LowRank(Family):
     rank: int = 8
 
     def __post_init__(self) -> None:
-        check_count("LowRank", rank=self.rank)
+        vars(self).update(check_count("LowRank", rank=self.rank))
 
     def start(self, sigma: Tensor, generator: torch.Generator) -> Tensor:
+        if self.rank > len(sigma):
+            raise invalid("rank", "LowRank", f"at most the number of weights, {len(sigma)}", self.rank)
         directions = torch.randn(len(sigma), self.rank, generator=generator, dtype=torch.float64)
         return (0.1 / math.sqrt(self.rank) * directions).to(sigma) * sigma[:, None]  # at 0 the cost is flat
 
@@ -78,7 +80,7 @@ class LowRank(Family):
 
     def distance(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:
         scaled, root = self._root(sigma, joint)
-        whitened = eps + scaled @ z  # (w - mu) / sigma
+        whitened = eps + scaled @ z.to(scaled)  # (w - mu) / sigma
         along = torch.linalg.solve_triangular(root, (scaled.mT @ whitened)[:, None], upper=False)
         distance: Tensor = whitened.square().sum() - along.square().sum()
         return distance
@@ -96,8 +98,9 @@ class LowRank(Family):
     @staticmethod
     def _root(sigma: Tensor, joint: Tensor) -> tuple[Tensor, Tensor]:
         """U / sigma, and the Cholesky root of I + U^T diag(sigma)^-2 U: all that determinant and inverse need."""
-        scaled = joint / sigma[:, None]
-        return scaled, torch.linalg.cholesky(torch.eye(joint.shape[1]).to(joint) + scaled.mT @ scaled)
+        wide = joint.to(torch.promote_types(joint.dtype, torch.float32))  # roots have no narrower type
+        scaled = wide / sigma[:, None]
+        return scaled, torch.linalg.cholesky(torch.eye(joint.shape[1]).to(wide) + scaled.mT @ scaled)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ share pi_i of the complexity (9), and its cost is averaged over its examples, as
 total = -mean_b log P(y_b|x_b,w)  +  T * pi_i / |D_i| * (log q(w|theta) - log P(w))
 
 with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N of the complexity, however short its
-batch. The average over the examples of an epoch is F / N: nats per example.
+batch. The average over the examples of an epoch is F / N: nats per example. Where examples have weights v_b, they stand
+before log P(y_b|x_b,w) and N is still the number of examples: F is then KL[q || P] - sum_b v_b E_q[log P(y_b|x_b,w)].
 """
 
 import math
@@ -32,6 +33,7 @@ from bayesbackprop._errors import (
     check_flag,
     check_not_negative,
     check_type,
+    check_weights,
     check_whole,
     invalid,
     is_checkpointed,
@@ -40,6 +42,7 @@ from bayesbackprop._errors import (
 )
 from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.complexity import minibatch_weights as checked_weights
+from bayesbackprop.likelihoods import Weighted
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS, Word
 
@@ -172,7 +175,14 @@ class FreeEnergy(nn.Module):
                 model.complexity_closed()  # now, not at the first step, says which prior has none
 
     def forward(
-        self, inputs: Any, targets: Any, batch: int | None = None, *, n: int | None = None, step: int | None = None
+        self,
+        inputs: Any,
+        targets: Any,
+        batch: int | None = None,
+        *,
+        weights: Tensor | None = None,
+        n: int | None = None,
+        step: int | None = None,
     ) -> Cost:
         """The cost of a minibatch.
 
@@ -182,7 +192,9 @@ class FreeEnergy(nn.Module):
         Args:
             inputs: What the network takes: a tensor, a tuple of positional or a mapping of keyword arguments.
             targets: What the likelihood takes.
-            batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
+            batch: Which minibatch of the epoch this is, from 0; only for minibatch weights that are not uniform.
+            weights: A number for each example, ``[B]``, by which its likelihood cost is multiplied; 2 is as if it were
+                there twice. ``n`` still counts examples: weights whose mean is not 1 are more or less data.
             n: The number of examples in the whole training set, where it is not always the same, as in a stream.
             step: The number of this step, from 1; None for the one after the last.
         """
@@ -191,7 +203,7 @@ class FreeEnergy(nn.Module):
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
-        rank, ranks = rank_of_ranks()
+        rank, ranks = rank_of_ranks() if dist.is_initialized() else (0, 1)
         advances = self.training and model.training and torch.is_grad_enabled()
         if advances and dist.is_initialized() and not torch.compiler.is_compiling():
             self._check_averaged(ranks)
@@ -200,13 +212,17 @@ class FreeEnergy(nn.Module):
                 "The objective runs inside torch.utils.checkpoint, which would call it a second time during backward, "
                 "then with other noise. Call it outside."
             )
-        number = self._next_step(step)
-        weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
+        number, examples = self._next_step(step), _examples(wanted or given)
+        weight = self._complexity_weight(examples, ranks, batch, number, self.n if n is None else n)
+        weighted = model.likelihood
+        if weights is not None:
+            check_weights(_OWNER, weights, examples)
+            weighted = Weighted(model.likelihood, weights)
 
         closed = self.complexity == "closed"
         # (2), averaged over the draws.
         draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
-        cost = Cost(*costs(draws, model.likelihood, args, kwargs, targets, weight), weight)
+        cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight), weight)
         _check_parts(cost)
         if advances:
             self._advance(step, cost)

@@ -33,6 +33,7 @@ from bayesbackprop._errors import (
     check_positive,
     check_seed,
     check_type,
+    check_weights,
     invalid,
     is_list,
     tensors_of,
@@ -207,6 +208,7 @@ class Batches:
         batch_size: Examples of a minibatch, over all ranks.
         seed: Of the order.
         order: The order of an epoch, by its number from 0, instead of a random permutation by ``seed``.
+        weights: What each example counts, ``[N]``; a minibatch is then ``(inputs, targets, weights)``.
 
     Examples:
         >>> batches = Batches(torch.arange(5.0)[:, None], torch.arange(5), batch_size=2)
@@ -215,7 +217,14 @@ class Batches:
     """
 
     def __init__(
-        self, inputs: Any, targets: Any, batch_size: int, seed: int = 0, *, order: Callable[[int], Tensor] | None = None
+        self,
+        inputs: Any,
+        targets: Any,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        order: Callable[[int], Tensor] | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         self.batch_size = check_count("Batches", batch_size=batch_size)["batch_size"]
         seed = check_seed("Batches", seed=seed)["seed"]
@@ -230,7 +239,9 @@ class Batches:
             constraint = "tensors, or tuples or mappings of them, of as many rows as the inputs"
             raise invalid("targets", "Batches", constraint, Described(f"lengths {sorted(lengths)}"))
         (self.examples,) = lengths
-        self.inputs, self.targets = inputs, targets
+        if weights is not None:
+            check_weights("Batches", weights, self.examples)
+        self.inputs, self.targets, self.weights = inputs, targets, weights
         random, n = torch.Generator(), self.examples
         self._order = order or (lambda epoch: torch.randperm(n, generator=random.manual_seed(_number(seed, epoch))))
         self._epoch = 0
@@ -242,7 +253,7 @@ class Batches:
     def __len__(self) -> int:
         return math.ceil(self.examples / self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         rank, ranks = rank_of_ranks()
         if self.batch_size % ranks or self.examples % self.batch_size % ranks:
             constraint = f"such that {ranks} ranks can share each minibatch evenly, the last of an epoch too"
@@ -252,9 +263,10 @@ class Batches:
         if not fits or not len(order) or bool(((order < 0) | (order >= self.examples)).any()):
             constraint = f"a function that gives the numbers of rows, a tensor of int64 in [0, {self.examples})"
             raise invalid("order", "Batches", constraint, order)
+        parts = (self.inputs, self.targets) if self.weights is None else (self.inputs, self.targets, self.weights)
         for rows in order.split(self.batch_size):
             own = operator.itemgetter(rows[rank::ranks])
-            yield _of_each(self.inputs, own), _of_each(self.targets, own)
+            yield tuple(_of_each(part, own) for part in parts)
 
 
 def fit(
@@ -285,8 +297,9 @@ def fit(
     Args:
         model: A :class:`Bayesian`, trained on its :class:`FreeEnergy`; or an objective: a module whose call with
             ``(inputs, targets)`` gives the cost of a minibatch as a mean over its examples.
-        batches: A ``DataLoader``, :class:`Batches` or any iterable of pairs ``(inputs, targets)``. Its ``set_epoch``,
-            or that of its sampler, is called before each epoch.
+        batches: A ``DataLoader``, :class:`Batches` or any iterable of pairs ``(inputs, targets)``, or of triples
+            ``(inputs, targets, weights)`` where examples have weights, which the objective gets as ``weights=``. Its
+            ``set_epoch``, or that of its sampler, is called before each epoch.
         epochs: Passes over ``batches``.
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
         optimiser: Any whose ``step`` needs no closure; Adam unless given.
@@ -353,15 +366,15 @@ def fit(
                     break
 
                 # The gradient of the mean cost of all examples of the group.
-                examples = sum(size for _, _, size in group)
+                examples = sum(size for *_, size in group)
                 optimiser.zero_grad()
-                for number, (inputs, targets, size) in enumerate(group):
+                for number, (inputs, targets, weights, size) in enumerate(group):
                     _seed(place, seed, _STEP, (run.step * accumulate + number) * run.ranks + run.rank)
                     is_last = number == len(group) - 1
                     with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
                         with torch.autocast(place.type, autocast) if autocast else nullcontext():
                             which = {"batch": run.taken} if weighs_minibatches else {}
-                            cost = forward(inputs, targets, **which)
+                            cost = forward(inputs, targets, **weights, **which)
                         (cost / (examples / size)).backward()
                     _add(run, cost, size)
                 _check_step(run, clip)
@@ -460,7 +473,7 @@ def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, schedule
         raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
 
 
-def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Iterator[tuple[Any, Any, int]]:
+def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Iterator["_Batch"]:
     """The batches of the running epoch without those that it had before it was resumed."""
     owners: list[Any] = [batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)]
     for owner in owners:
@@ -482,15 +495,19 @@ def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Ite
         raise invalid("batches", "fit", constraint, Described(f"none in epoch {run.epoch + 1}"))
 
 
-def _prepared(batch: Any, device: torch.device, name: str = "batches") -> tuple[Any, Any, int]:
-    """The inputs and targets of a batch on ``device``, and the number of its examples."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+# Inputs, targets, the weights of the examples (if there are any, as an argument of the objective) and their number.
+_Batch = tuple[Any, Any, dict[str, Any], int]
+
+
+def _prepared(batch: Any, device: torch.device, name: str = "batches") -> _Batch:
+    """A batch on ``device``."""
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         got = Described(f"a {type(batch).__name__}")
-        raise invalid(name, "fit", "an iterable of pairs (inputs, targets)", got)
-    inputs, targets = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
+        raise invalid(name, "fit", "an iterable of pairs (inputs, targets), or of (inputs, targets, weights)", got)
+    inputs, targets, *weights = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
     for tensor in (*tensors_of(targets), *tensors_of(inputs)):
         if tensor.dim():
-            return inputs, targets, len(tensor)
+            return inputs, targets, {"weights": weights[0]} if weights else {}, len(tensor)
     raise invalid(name, "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
 
 
@@ -550,8 +567,8 @@ def _measure(objective: nn.Module, batches: Iterable[Any], device: torch.device)
     sums: dict[str, float] = {}
     examples = 0
     for batch in batches:
-        inputs, targets, size = _prepared(batch, device, "validation")
-        for name, value in _held_out(objective, inputs, targets).items():
+        inputs, targets, weights, size = _prepared(batch, device, "validation")
+        for name, value in _held_out(objective, inputs, targets, weights).items():
             sums[name] = sums.get(name, 0.0) + size * value
         examples += size
     if not examples:
@@ -559,14 +576,17 @@ def _measure(objective: nn.Module, batches: Iterable[Any], device: torch.device)
     return {f"validation_{name}": total / examples for name, total in sums.items()}
 
 
-def _held_out(objective: nn.Module, inputs: Any, targets: Any) -> dict[str, float]:
-    """How well a batch is predicted, as means over its examples."""
+def _held_out(objective: nn.Module, inputs: Any, targets: Any, weights: dict[str, Any]) -> dict[str, float]:
+    """How well a batch is predicted, as means over its examples; if they have weights, those of the log-probability."""
     if not isinstance(objective, FreeEnergy):
         with evaluating(objective):
-            return {"cost": float(objective(inputs, targets))}
+            return {"cost": float(objective(inputs, targets, **weights))}
     args, kwargs = arguments(inputs)
     predicted = objective.model.predict(*args, draws=_VALIDATION_DRAWS, **kwargs)
     log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
+    for each in weights.values():
+        check_weights("fit", each, len(log_prob))
+        log_prob = log_prob.reshape(len(log_prob), -1).sum(1) * each
     found = {"nll": -float(log_prob.sum()) / len(log_prob)}
     if isinstance(predicted, ClassPredictive) and targets.dim() == 1:
         found["error"] = error(predicted, targets)

@@ -35,7 +35,7 @@ from bayesbackprop.evaluation import (
     fpr95,
     risk_coverage,
 )
-from bayesbackprop.prediction import ClassPredictive, Ensemble, Predictive
+from bayesbackprop.prediction import ClassPredictive, Ensemble, Predictive, ValuePredictive
 
 __all__ = ["ClassScores", "Coverage", "Detection", "Predictor", "ValueScores", "Verdict", "evaluate"]
 
@@ -141,7 +141,8 @@ class Verdict:
         rows = []
         for name, value in self.scores._asdict().items():
             spread = self.standard_errors.get(name)
-            rows.append([LABELS[name], shown(name, value), "" if spread is None else f"± {shown(name, spread)}"])
+            said = "" if spread is None else f"± {shown(name, spread)}" if "%" in LABELS[name] else f"± {spread:.2g}"
+            rows.append([LABELS[name], shown(name, value), said])
         title = f"{self.examples:,} examples, {self.draws} draw{'s' if self.draws > 1 else ''}"
         tables = [Table(title, ["score", "value", "standard error"], rows)]
         if self.outside:
@@ -397,6 +398,9 @@ def _measure(prediction: Predictive, targets: Tensor) -> _Measured:
         return _Classes(
             _per_example(prediction, targets), probs, targets.flatten().long().cpu(), _uncertainty(prediction)
         )
+    if not isinstance(prediction, ValuePredictive):
+        got = Described(f"one that gives a {type(prediction).__name__}")
+        raise invalid("model", "evaluate", "one that predicts classes or numbers", got)
     log_prob = _per_example(prediction, targets)  # which refuses targets of another shape
     squares = (prediction.mean - targets).double().square().flatten().cpu()
     try:
@@ -410,6 +414,9 @@ def _measure(prediction: Predictive, targets: Tensor) -> _Measured:
 def _uncertainty(prediction: Predictive) -> dict[str, Tensor]:
     """The measures of uncertainty: of each element of the targets for classes, of each example for numbers."""
     if not isinstance(prediction, ClassPredictive):
+        if not bool(prediction.variance.isfinite().all()):
+            constraint = "a model whose predictions have a variance (a Student t has one from 2 degrees of freedom on)"
+            raise invalid("model", "evaluate", constraint, Described("one whose variance is not finite"))
         parts = {"variance": prediction.variance, "epistemic": prediction.epistemic}
         return {name: part.double().flatten(1).sum(1).cpu() for name, part in parts.items()}
     probs = _table(prediction.probs, prediction)

@@ -12,7 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesbackprop import Batches, Bayesian, Categorical, FreeEnergy, Gaussian, Normal, compare, evaluate
+from bayesbackprop import (
+    Batches,
+    Bayesian,
+    Bernoulli,
+    Categorical,
+    FreeEnergy,
+    Gaussian,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    StudentT,
+    compare,
+    evaluate,
+)
 from bayesbackprop.comparison import METHODS, Comparison, mixture
 from bayesbackprop.prediction import ClassPredictive, predictive
 from bayesbackprop.verdict import ClassScores, ValueScores
@@ -93,7 +106,8 @@ def test_the_plain_network_is_the_first_of_the_ensemble(found: Comparison) -> No
 @pytest.mark.equivalence
 def test_a_mixture_is_the_prediction_of_all_outputs() -> None:
     outputs = torch.randn(3, 4, 2)
-    for likelihood in (Categorical(), Gaussian(0.3), Gaussian("per-input")):
+    of_numbers = (Gaussian(0.3), Gaussian("per-input"), StudentT(1.0, 4.0), Poisson(), NegativeBinomial())
+    for likelihood in (Categorical(), Bernoulli(), *of_numbers):
         parts = [predictive(likelihood, each[None], 1) for each in outputs]
         whole, joined = predictive(likelihood, outputs, 3), mixture(parts)
         assert joined.draws == 3

@@ -235,6 +235,15 @@ def test_the_shape_is_near_that_of_the_likeliest_pareto_distribution(k: float) -
 
 
 @pytest.mark.identities
+@pytest.mark.parametrize(("draws", "tail"), [(25, 5), (100, 20), (400, 60)])
+def test_k_hat_is_the_shape_of_the_tail_and_ten_exceedances_that_say_a_half(draws: int, tail: int) -> None:
+    log_weights = pareto(0.8, draws)
+    largest = log_weights.exp().sort().values[-tail - 1 :]
+    shape = _pareto_shape(largest[1:] - largest[0])
+    assert pareto_k(log_weights) == pytest.approx((tail * shape + 10 * 0.5) / (tail + 10), rel=1e-9)
+
+
+@pytest.mark.identities
 def test_k_hat_knows_no_scale_and_no_order() -> None:
     weights = pareto(0.6, 500)
     assert pareto_k(weights + 1234) == pytest.approx(pareto_k(weights), rel=1e-9)

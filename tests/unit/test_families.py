@@ -229,9 +229,23 @@ def test_refused():
         Bayesian(nn.Linear(100, 100), Gaussian(0.3), family=FullCovariance())
     with pytest.raises(ValueError, match="'rank' parameter of LowRank"):
         LowRank(0)
+    with pytest.raises(ValueError, match="'rank' parameter of LowRank must be at most the number of weights, 13"):
+        Bayesian(net(), Gaussian(0.3), family=LowRank(14))
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(ValueError, match="the same type and device"):
         Bayesian(mixed, Gaussian(0.3), family=LowRank(1))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+@pytest.mark.parametrize("complexity", ["sampled", "closed"])
+def test_narrow_types(family, complexity):
+    made = Bayesian(net(dtype=torch.float32), Gaussian(0.3), Normal(0.7), sigma=0.2, family=family, seed=3)
+    x, y = torch.randn(7, 2), torch.randn(7, 1)
+    expected = FreeEnergy(made, n=7, complexity=complexity)(x, y, step=1).complexity
+    narrow = FreeEnergy(made.bfloat16(), n=7, complexity=complexity)(x.bfloat16(), y.bfloat16(), step=1)
+    narrow.backward()
+    assert narrow.complexity.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.complexity.float(), expected, rtol=0.03, atol=0.1)
 
 
 def test_param_groups_train_what_is_joint():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, LogLikelihood, Normal, evaluate
+from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, LogLikelihood, Normal, StudentT, evaluate
 from bayesbackprop.evaluation import auroc, calibration, covered, crps, error, fpr95, nll, rmse, score
 from bayesbackprop.prediction import ClassPredictive
 from bayesbackprop.verdict import ClassScores, Coverage, ValueScores, Verdict
@@ -181,12 +181,15 @@ def test_intervals_of_a_true_model_hold_what_they_promise() -> None:
 
 @pytest.mark.identities
 def test_a_distribution_without_quantiles_has_the_other_scores() -> None:
-    class Odd(distributions.Normal):
+    class Odd(distributions.Normal):  # of whose quantiles there is no need
         def icdf(self, value: Tensor) -> Tensor:
             raise NotImplementedError
 
     class Other(distributions.Laplace):
         def icdf(self, value: Tensor) -> Tensor:
+            raise NotImplementedError
+
+        def cdf(self, value: Tensor) -> Tensor:
             raise NotImplementedError
 
     def score_of(kind: type[distributions.Distribution]) -> Any:
@@ -196,7 +199,7 @@ def test_a_distribution_without_quantiles_has_the_other_scores() -> None:
         likelihood = LogLikelihood(lambda output, target: distribution(output).log_prob(target).sum(1), distribution)
         return evaluate(Bayesian(net(2), likelihood, seed=0), (X, VALUES), draws=2).scores
 
-    assert math.isfinite(score_of(Odd).crps)  # by the formula of a Gaussian
+    assert math.isfinite(score_of(Odd).crps)
     found = score_of(Other)
     assert math.isnan(found.crps)
     assert math.isfinite(found.nll)
@@ -248,6 +251,13 @@ def test_without_matplotlib_the_text_says_which_extra_has_it(
 def test_targets_of_another_kind_are_refused(targets: Tensor, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         evaluate(classifier(), (X, targets), draws=2)
+
+
+@pytest.mark.identities
+def test_predictions_without_a_variance_are_refused() -> None:
+    model = Bayesian(nn.Linear(2, 1), StudentT(1.0, 1.5), Normal(1.0))
+    with pytest.raises(ValueError, match="whose predictions have a variance"):
+        evaluate(model, (torch.randn(4, 2), torch.randn(4, 1)), draws=2)
 
 
 @pytest.mark.identities

@@ -62,7 +62,7 @@ class Slots:
         self.root = root
         self.names = list(names)
         self.tensors = [_find(root, name) for name in names]
-        self._shapes = list(map(_shape, self.tensors))
+        self._shapes = [tensor.shape for tensor in self.tensors]
         self.each: list[Slot] = []
         self._seen: list[tuple[dict[str, Any], str, object]] = []
         self._children = [(module._modules, len(module._modules)) for module in root.modules()]

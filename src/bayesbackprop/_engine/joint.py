@@ -37,7 +37,7 @@ class Joint:
         distance = self.family.distance(of.sigma, of.joint, eps, z)
         log_density = -0.5 * (distance + of.random.sum() * _LOG_2PI) - self._log_root(of)
         costs = [complexity.prior_cost(p.q, p.prior, p.centre, w) for p, w in zip(each, ws, strict=True)]
-        return ws, log_density + torch.stack(costs).sum()
+        return ws, (log_density + torch.stack(costs).sum()).to(self.joint.dtype)
 
     def draws(self, key: Key, many: int) -> list[Tensor]:
         """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients."""
@@ -55,7 +55,7 @@ class Joint:
             mu = p.q.mu if p.centre is None else p.q.mu - p.centre
             expected = p.prior.expected_log_density(mu, torch.where(p.q.random, deviation, 1.0))
             total = total - torch.where(p.q.random, expected, 0.0).sum()
-        return total
+        return total.to(self.joint.dtype)
 
     def deviations(self) -> list[Tensor]:
         """The standard deviation of each weight, 0 of those that are constant."""
