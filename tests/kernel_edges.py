@@ -78,15 +78,21 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
     """What every kernel makes of the parameters."""
     results: dict[str, list[Array]] = {}
 
-    def call(kernel: str, own: float, outputs: list[str]) -> None:
+    def call(kernel: str, own: float, outputs: list[str], case: str = "") -> None:
         number = getattr(cpu, kernel)(table(cpu, parameters), threads, SEED, STEP, DRAW, own)
-        results[kernel] = [np.array([number]), *(given[name].copy() for given in parameters for name in outputs)]
+        arrays = [given[name].copy() for given in parameters for name in outputs]
+        results[case or kernel] = [np.array([number]), *arrays]
 
     call("draw", 0.0, ["w"])
     call("backward", 0.7, ["gmu", "grho"])
     for given in parameters:  # the gradients of mu may overwrite those of w
         given["gmu"] = given["gw"]
     call("backward", -0.7, ["gmu", "grho"])
+    for before, case in enumerate(("redraw", "again")):  # two more draws, of which the second is the last
+        for given in parameters:
+            given |= {"before": before, "deviates": False, "gm": 0, "gv": 0}
+        call("redraw", 0.7, ["w", "gmu", "grho"], case)
+    call("backward", 0.7, ["gmu", "grho"], "last")
     call("variance", 0.0, ["w"])
     call("signs", 0.0, ["w"])
     for given in parameters:

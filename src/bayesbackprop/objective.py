@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayesbackprop._batches import arguments
+from bayesbackprop._engine import costs
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -221,8 +222,7 @@ class FreeEnergy(nn.Module):
         closed = self.complexity == "closed"
         # (2), averaged over the draws.
         draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
-        likelihood = _mean([draw.cost(weighted, args, kwargs, targets) for draw in draws])
-        cost = Cost(likelihood, _mean([draw.complexity() for draw in draws]), weight)
+        cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight), weight)
         _check_parts(cost)
         if advances:
             self._advance(step, cost)
@@ -314,7 +314,3 @@ def _examples(tensors: list[Tensor]) -> int:
         if tensor.dim():
             return len(tensor)
     raise invalid("inputs", _OWNER, "a minibatch of tensors", Described("none"))
-
-
-def _mean(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.stack(values).mean()

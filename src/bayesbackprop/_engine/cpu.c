@@ -43,9 +43,10 @@ enum { PRIORS(AS_CONSTANT) };
  * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
  *   wide: the tensors are float64, else float32;  deviates: w holds w - mu;  a, b, c: the numbers of the prior (Normal: sigma; mixture: pi, sigma1,
  *   sigma2; Laplace: scale);  gw, gm, gv: the gradients of w, of mu where it is used beside w (null: as that of w), and
- *   of sigma^2;  centre, gw and gv may be null. */
+ *   of sigma^2;  centre, gw and gv may be null;  before: how many draws gmu and grho have from redraw already. */
 #define FIELDS(INTEGER, POINTER, REAL_NUMBER) \
-    INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(kind) REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
+    INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(before) INTEGER(kind) \
+    REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
     POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(gmu) POINTER(grho)
 #define AS_INTEGER(name) int64_t name;
 #define AS_POINTER(name) void *name;
@@ -62,7 +63,7 @@ typedef struct { uint32_t seed_low, seed_high, step; } Key;
 typedef struct {
     Key key;
     uint32_t draw;
-    double gc;    /* backward: the gradient of the complexity */
+    double gc;    /* backward, redraw: the gradient of the complexity of a draw */
     int64_t many; /* draws, normal: how many */
 } Call;
 
@@ -214,6 +215,7 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
     }
 FUNCTION(draw)
 FUNCTION(draws)
+FUNCTION(redraw)
 FUNCTION(backward)
 FUNCTION(variance)
 FUNCTION(normal)
@@ -222,8 +224,9 @@ FUNCTION(signs)
 #define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, doc}
 static PyMethodDef methods[] = {
     METHOD(draw, "(table, threads, seed, step, draw, 0) -> log q(w|theta) - log P(w): w = mu + softplus(rho) * eps"),
-    METHOD(draws, "(table, threads, seed, step, draw, many): w[k] = mu + softplus(rho) * eps of draw + k"),
-    METHOD(backward, "(table, threads, 0, 0, 0, gc): gmu and grho from gw"),
+    METHOD(draws, "(table, threads, seed, step, draw, many) -> sum of -eps^2 / 2: w[k] = mu + softplus(rho) * eps of draw + k"),
+    METHOD(redraw, "(table, threads, seed, step, draw, gc) -> a part of the complexities: w of draw, the one before to gmu, grho"),
+    METHOD(backward, "(table, threads, 0, 0, 0, gc) -> the rest of the complexities, if before: gmu and grho from gw"),
     METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
     METHOD(normal, "(table, threads, seed, step, draw, many): w[k] = eps of draw + k"),
     METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),

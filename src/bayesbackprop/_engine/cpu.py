@@ -36,7 +36,7 @@ if _cpu is not None:
     _NAMES, _LETTERS = zip(*(field.split(":") for field in _cpu.FIELDS.split()), strict=True)
     _ROW = struct.Struct("=" + "".join(_LETTERS))
     _WORDS = len(_NAMES)  # of 8 bytes each
-    _N, _STREAM, _WIDE = map(_NAMES.index, ("n", "stream", "wide"))
+    _N, _STREAM, _WIDE, _BEFORE = map(_NAMES.index, ("n", "stream", "wide", "before"))
     _MU, _RHO, _CENTRE, _W = map(_NAMES.index, ("mu", "rho", "centre", "w"))
     _GW, _GM, _GV, _GMU, _GRHO = map(_NAMES.index, ("gw", "gm", "gv", "gmu", "grho"))
     _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
@@ -212,9 +212,13 @@ def _launch(
     columns: Mapping[int, Sequence[Tensor | None]],
     key: Key = _NO_KEY,
     own: float = 0.0,
+    before: int = 0,
 ) -> float:
     rows, held = bytearray(table.rows), list[Tensor]()  # copies must live until the kernel has read them
     _write(rows, {**table.odd, **columns} if table.odd else columns, held)
+    if before:
+        with memoryview(rows) as view, view.cast("q") as words:
+            words[_BEFORE::_WORDS] = array("q", [before]) * (len(words) // _WORDS)
     return kernel(rows, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), own)
 
 
@@ -257,16 +261,72 @@ def backward(
         drawn: The table at the time of the draw, to refuse what was changed since.
         besides: df/dmu where mu is used beside w (None: it is not), and df/dsigma^2 (None: 0).
     """
+    now = table_now(parameters, drawn)
+    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
+    columns = {_W: ws, _GW: gradients, **dict(zip((_GM, _GV), besides, strict=False)), _GMU: to_mu, _GRHO: to_rho}
+    _launch(_cpu.backward, now, columns, own=complexity_gradient)
+    return list(to_mu), to_rho
+
+
+class Deltas:
+    """Delta_mu and Delta_rho of several draws, one of which at a time has its weights: (3), (4).
+
+    Between two draws, ``to_mu`` is to be given the gradient df/dw of the first. ``complexity`` adds up to that of all.
+
+    Args:
+        parameters: The parameters.
+        table: Their table.
+        complexity_gradient: The weight of a draw's complexity in f.
+    """
+
+    def __init__(self, parameters: Parameters, table: Table, complexity_gradient: float) -> None:
+        self._parameters, self._table, self._own = parameters, table, complexity_gradient
+        self.to_mu = buffers(parameters, "gradients of mu", parameters.mus)
+        self.to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
+        self.ws: list[Tensor] = []
+        self.complexity = 0.0
+        self._before = 0
+
+    def draw(self, key: Key) -> list[Tensor]:
+        """The weights of the next draw, in the place of those of the last."""
+        if self.ws:
+            self.complexity += self._launch(_cpu.redraw, key)
+            self._before += 1
+            return self.ws
+        self.ws = buffers(self._parameters, "weights", self._parameters.mus)
+        if self._parameters.closed:  # all draws have the same
+            self.complexity = self._launch(_cpu.draw, key)
+        else:
+            self.complexity = _launch(_cpu.draws, self._table, {_W: self.ws}, key, 1.0)
+        return self.ws
+
+    def finish(self) -> None:
+        """After the last draw."""
+        self.complexity += self._launch(_cpu.backward)
+        if self._parameters.closed:
+            self.complexity *= self._before + 1
+        self.ws = []
+
+    def scale(self, factor: float) -> None:
+        """Multiply all by a factor."""
+        if factor != 1:
+            for tensor in (*self.to_mu, *self.to_rho):
+                tensor.mul_(factor)
+
+    def _launch(self, kernel: Callable[..., float], key: Key = _NO_KEY) -> float:
+        columns = {_W: self.ws, _GW: self.to_mu, _GMU: self.to_mu, _GRHO: self.to_rho}
+        return _launch(kernel, self._table, columns, key, self._own, self._before)
+
+
+def table_now(parameters: Parameters, drawn: Table | None) -> Table:
+    """The table of ``parameters``, in a backward pass: what was changed since they were drawn is refused."""
     now = table(parameters)
     if now is None or (drawn is not None and now is not drawn and now.memory != drawn.memory):
         raise RuntimeError(
             "The memory, the type or the shape of a parameter was changed after its weights were drawn: compute the "
             "cost again before backward."
         )
-    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
-    columns = {_W: ws, _GW: gradients, **dict(zip((_GM, _GV), besides, strict=False)), _GMU: to_mu, _GRHO: to_rho}
-    _launch(_cpu.backward, now, columns, own=complexity_gradient)
-    return list(to_mu), to_rho
+    return now
 
 
 def variances(parameters: Parameters) -> list[Tensor]:

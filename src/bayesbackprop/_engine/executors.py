@@ -193,18 +193,18 @@ class Draw:
     ) -> None:
         self.key = key
         self.moments = moments or {}
-        self._engine, self._closed = engine, closed
+        self.engine, self._closed = engine, closed
         self.parameters = (engine.closed if closed else None) or engine.single
         self._weights: dict[str, Tensor] | None = None
         self._complexity: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the network at this draw."""
-        return self._engine.first("forward", self, args, kwargs)
+        return self.engine.first("forward", self, args, kwargs)
 
     def cost(self, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> Tensor:
         """The likelihood cost at this draw, -log P(y|x,w) averaged over the examples."""
-        cost: Tensor = self._engine.first("cost", self, likelihood, args, kwargs, targets)
+        cost: Tensor = self.engine.first("cost", self, likelihood, args, kwargs, targets)
         return cost
 
     @property
@@ -216,8 +216,8 @@ class Draw:
     def weights(self) -> dict[str, Tensor]:
         """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
         if self._weights is None:
-            self._weights, complexity = self._engine.draw(self.key, self.parameters)
-            if not self._engine.joints or not self._closed:
+            self._weights, complexity = self.engine.draw(self.key, self.parameters)
+            if not self.engine.joints or not self._closed:
                 self.drawn_inside(complexity)
         return self._weights
 
@@ -227,7 +227,7 @@ class Draw:
         Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
         """
         if self._complexity is None and self._closed:
-            self._complexity = self._engine.kl()
+            self._complexity = self.engine.kl()
         if self._complexity is None:
             _ = self.weights
             assert self._complexity is not None
@@ -235,8 +235,32 @@ class Draw:
 
     def drawn_inside(self, complexity: Tensor) -> None:
         """Take the complexity that was found when the weights were drawn."""
-        if self._complexity is None and self._closed == self.parameters.closed:
+        if self._complexity is None and self.complexity_inside:
             self._complexity = complexity
+
+    @property
+    def complexity_inside(self) -> bool:
+        """Whether what is found when the weights are drawn is the complexity that this draw is to have."""
+        return self._closed == self.parameters.closed
+
+
+def costs(
+    draws: Sequence[Draw],
+    likelihood: Likelihood,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    targets: Any,
+    weight: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The likelihood cost and the complexity, averaged over ``draws`` of one model.
+
+    ``weight`` is what the complexity will most likely be weighted with.
+    """
+    first = draws[0]
+    if len(draws) == 1:
+        return first.cost(likelihood, args, kwargs, targets), first.complexity()
+    averages: tuple[Tensor, Tensor] = first.engine.first("costs", draws, likelihood, args, kwargs, targets, weight)
+    return averages
 
 
 # --- the interface ---------------------------------------------------------------------------------------------------
@@ -255,6 +279,22 @@ class Executor(ABC):
         """The likelihood cost of the network at ``draw``; to be overridden where it can be had faster."""
         output = self.forward(draw, args, kwargs)
         return output if output is NotImplemented else likelihood.cost(output, targets)
+
+    def costs(
+        self,
+        draws: Sequence[Draw],
+        likelihood: Likelihood,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: Any,
+        weight: float | Tensor,  # noqa: ARG002
+    ) -> Any:
+        """The likelihood cost and the complexity, averaged over ``draws``; to be overridden where it can be had faster.
+
+        ``weight`` is what the complexity will most likely be weighted with.
+        """
+        each = [(draw.cost(likelihood, args, kwargs, targets), draw.complexity()) for draw in draws]
+        return tuple(torch.stack(parts).mean() for parts in zip(*each, strict=True))
 
     @abstractmethod
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

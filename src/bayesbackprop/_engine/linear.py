@@ -163,5 +163,13 @@ def _put_products(to: list[Tensor | None], layer: Layer, gradient: Tensor, x: Te
         to[layer.bias] = gradient.sum(0)
 
 
+def add_products(to: Sequence[Tensor], first: bool, layer: Layer, at: At, gradient: Tensor) -> None:
+    """Under ``shared``: add the gradients by the drawn weights to ``to``, or put the ``first`` there."""
+    to[layer.weight].addmm_(gradient.t(), at.x, beta=0 if first else 1)
+    if layer.bias is not None:
+        by_bias = gradient.sum(0)
+        to[layer.bias].copy_(by_bias) if first else to[layer.bias].add_(by_bias)
+
+
 def _signs(like: Tensor, layer: Layer, key: Key, role: Role) -> Tensor:
     return ops.signs(tuple(like.shape), key, stream(layer.weight, role), like.dtype, like.device)

@@ -15,7 +15,9 @@ products a draw only while a draw of the weights costs more, which is for few ex
 exactly the predictive distribution of drawn networks; what differs is only whether examples share their draws.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from torch.nn.modules import module as modules
 
 from bayesbackprop._engine import cpu, ops
 from bayesbackprop._engine.executors import Draw, Executor
-from bayesbackprop._engine.linear import At, Gradients, Layer
+from bayesbackprop._engine.linear import At, Gradients, Layer, add_products
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop._engine.rules import Estimator
 from bayesbackprop.likelihoods import Likelihood
@@ -146,27 +148,54 @@ class FullyConnected(Executor):
     def cost(
         self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
     ) -> Any:
-        if not likelihood.has_slope or not isinstance(targets, Tensor) or targets.requires_grad:
+        if not _has_slope(likelihood, targets):
             return super().cost(draw, likelihood, args, kwargs, targets)
         return self._apply(draw, args, kwargs, likelihood, targets)
 
     def _apply(
         self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any], likelihood: Likelihood | None, targets: Any
     ) -> Any:
-        if self.training is None or draw.has_weights or not self._takes(args, kwargs):
-            return NotImplemented
-        x = args[0]
-        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
-            return NotImplemented
         parameters = self._flipped[draw.parameters.closed] if self._flipped else draw.parameters
-        table = cpu.usable(parameters, draw.key)
+        table = self._table(parameters, draw, args, kwargs)
         if table is None:
             return NotImplemented
-        x = x.flatten(1) if self._flattens else x
+        x = args[0].flatten(1) if self._flattens else args[0]
         tensors = (x, *parameters.mus, *parameters.rhos)
         result, complexity = _DrawAndRun.apply(self, parameters, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
         draw.drawn_inside(complexity)
         return result
+
+    def costs(
+        self,
+        draws: Sequence[Draw],
+        likelihood: Likelihood,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: Any,
+        weight: float | Tensor,
+    ) -> Any:
+        if self._rules or not _has_slope(likelihood, targets) or any(draw.has_weights for draw in draws):
+            return NotImplemented
+        parameters = draws[0].parameters
+        table = self._table(parameters, draws[0], args, kwargs)
+        if table is None or args[0].requires_grad or not draws[0].complexity_inside:
+            return NotImplemented
+        x = args[0].flatten(1) if self._flattens else args[0]
+        together = _Draws(self, parameters, table, [draw.key for draw in draws], likelihood)
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in parameters.tensors)
+        expected = float(weight) if trains else None
+        return _RunDraws.apply(together, expected, x, targets, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
+
+    def _table(
+        self, parameters: Parameters, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> cpu.Table | None:
+        """The table of ``parameters``, if the kernels and the layers by hand can run ``draw``."""
+        if self.training is None or draw.has_weights or not self._takes(args, kwargs):
+            return None
+        x = args[0]
+        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
+            return None
+        return cpu.usable(parameters, draw.key)
 
     def run(self, x: Tensor, ws: Sequence[Tensor], key: Key) -> tuple[Tensor, list[At]]:
         """The output at the drawn weights, and where each linear layer was. A function is computed in place."""
@@ -182,9 +211,14 @@ class FullyConnected(Executor):
         return x, places
 
     def go_back(
-        self, output: Tensor, places: Sequence[At], gradient: Tensor, to: Gradients, to_input: bool
+        self,
+        output: Tensor,
+        places: Sequence[At],
+        gradient: Tensor,
+        put: Callable[[Layer, At, Tensor], None],
+        to_input: bool,
     ) -> Tensor | None:
-        """Put the gradients by the parameters into their places, from that by the output; that by the input."""
+        """From the gradient by the output that by the input; ``put`` is given that by the output of each layer."""
         assert self.training is not None
         before = len(places)
         for step in reversed(self.training):
@@ -193,7 +227,7 @@ class FullyConnected(Executor):
                 at, by_output = places[before], gradient
                 if before or to_input:
                     gradient = step.rule.to_input(step, at, by_output)
-                step.rule.to_parameters(step, at, by_output, to)
+                put(step, at, by_output)
                 output = at.x
             else:
                 gradient = step.gradient(gradient, output)
@@ -284,9 +318,13 @@ class _DrawAndRun(torch.autograd.Function):
         places = [At(x, ws, ctx.key, tuple(islice(saved, count))) for x, count in zip(xs, ctx.counts, strict=True)]
         to = Gradients.none(len(ws))
         to_x: Tensor | None = None
+
+        def put(layer: Layer, at: At, by_output: Tensor) -> None:
+            layer.rule.to_parameters(layer, at, by_output, to)
+
         if gradient is not None:
             of_output = gradient if ctx.slope is None else ctx.slope * gradient
-            to_x = net.go_back(next(saved, of_output), places, of_output, to, to_input=ctx.needs_input_grad[6])
+            to_x = net.go_back(next(saved, of_output), places, of_output, put, to_input=ctx.needs_input_grad[6])
         # Delta_mu takes the place of a gradient, which nobody else sees.
         own = [by_w if by_mean is None else by_mean for by_mean, by_w in zip(to.mean, to.drawn, strict=True)]
         to_mu = [torch.empty_like(w) if place is None else place for w, place in zip(ws, own, strict=True)]
@@ -294,6 +332,84 @@ class _DrawAndRun(torch.autograd.Function):
         besides = (to.mean, to.variance) if net._rules else ()
         to_mu, to_rho = cpu.backward(parameters, ws, to.drawn, share, to_mu, ctx.table, besides)
         return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
+
+
+class _Draws(NamedTuple):
+    """Several draws of a network under ``shared``, run one after the other, so that one alone has its weights."""
+
+    net: FullyConnected
+    parameters: Parameters
+    table: cpu.Table
+    keys: Sequence[Key]
+    likelihood: Likelihood
+
+    def run(self, x: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """The likelihood cost and the complexity, averaged over the draws."""
+        costs, complexities = list[Tensor](), list[float]()
+        for key in self.keys:
+            ws, complexity = cpu.draw(self.parameters, key, self.table)
+            costs.append(self.likelihood.cost(self.net.run(x, ws, key)[0], targets))
+            complexities.append(complexity)
+        return torch.stack(costs).mean(), sum(complexities) / len(self.keys)
+
+    def run_and_go_back(
+        self, x: Tensor, targets: Tensor, by_cost: float, by_complexity: float
+    ) -> tuple[Tensor, cpu.Deltas]:
+        """The likelihood cost, averaged, and the gradients of both averages, so weighted."""
+        costs, count = list[Tensor](), len(self.keys)
+        deltas = cpu.Deltas(self.parameters, self.table, by_complexity / count)
+        for number, key in enumerate(self.keys):
+            output, places = self.net.run(x, deltas.draw(key), key)
+            costs.append(self.likelihood.cost(output, targets))
+            slope = self.likelihood.slope(output, targets).mul_(by_cost / count)
+            self.net.go_back(output, places, slope, partial(add_products, deltas.to_mu, number == 0), to_input=False)
+        deltas.finish()
+        return torch.stack(costs).mean(), deltas
+
+
+class _RunDraws(torch.autograd.Function):
+    """The averages over several draws, as one node: a function of all mu and rho.
+
+    A draw goes back before the next one is drawn, so in the forward pass: else the weights of all would have to be
+    kept, or drawn again. What the gradients of the two averages will be is not known then, but expected: 1, and the
+    weight of the complexity. If they turn out otherwise, but for a common factor, the draws are run again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, draws: _Draws, expected: float | None, x: Tensor, targets: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if expected is None:
+            cost, complexity = draws.run(x, targets)
+        else:
+            cost, deltas = draws.run_and_go_back(x, targets, 1.0, expected)
+            complexity = deltas.complexity / len(draws.keys)
+            ctx.draws, ctx.expected, ctx.deltas = draws, expected, deltas
+            ctx.versions = cpu.versions(draws.parameters)
+            ctx.save_for_backward(x, targets)
+            ctx.set_materialize_grads(False)
+        return cost, x.new_full((), complexity)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
+        draws: _Draws = ctx.draws
+        cpu.check_way_back(draws.parameters, ctx.versions)
+        table = cpu.table_now(draws.parameters, draws.table)
+        by_cost, by_complexity = (0.0 if part is None else float(part) for part in (gradient, of_complexity))
+        deltas: cpu.Deltas | None = ctx.deltas
+        ctx.deltas = None  # they become the gradients of the parameters
+        rounding = 4 * torch.finfo(draws.parameters.mus[0].dtype).eps
+        if deltas is not None and math.isclose(by_complexity, by_cost * ctx.expected, rel_tol=rounding):
+            deltas.scale(by_cost)
+        else:
+            x, targets = ctx.saved_tensors
+            _, deltas = draws._replace(table=table).run_and_go_back(x, targets, by_cost, by_complexity)
+        return (None, None, None, None, *deltas.to_mu, *deltas.to_rho)
+
+
+def _has_slope(likelihood: Likelihood, targets: Any) -> bool:
+    """Whether the likelihood says by itself how its cost changes with the output."""
+    return likelihood.has_slope and isinstance(targets, Tensor) and not targets.requires_grad
 
 
 def _flat(net: nn.Module) -> list[nn.Module]:
