@@ -155,7 +155,10 @@ static double run(Kernel *const kernels[2], const Call *call, const Param *table
         for (int64_t c = 0; c < count; c++) total += one_chunk(kernels, call, table, c);
         return total;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    /* A thread takes neighbours, so that the processor can read ahead; few of them, so that all threads end at once. */
+    int64_t together = count / (8 * threads);
+    together = together < 1 ? 1 : together > 8 ? 8 : together;
+#pragma omp parallel for schedule(dynamic, together) num_threads(threads)
     for (int64_t c = 0; c < count; c++) sums[c] = one_chunk(kernels, call, table, c);
     for (int64_t c = 0; c < count; c++) total += sums[c];
     free(sums);
