@@ -27,6 +27,8 @@ PRIORS = {
 # weights), and which weights are constant.
 FORMS = [(False, "none"), (True, "some"), (True, "none"), (False, "all")]
 POINTERS = ["mu", "rho", "centre", "w", "gw", "gm", "gv", "gmu", "grho"]
+MOMENTS = ["mu_m", "mu_v", "rho_m", "rho_v"]
+ADAM = {"rate": 0.01, "scale": 1.5, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "keep": 0.9}
 Array = np.ndarray[Any, Any]
 
 
@@ -47,14 +49,26 @@ def memory(n: int, dtype: Any, many: int = 1) -> Array:
 def parameter(n: int, dtype: Any, kind: str, full: bool, constants: str) -> dict[str, Any]:
     """One parameter with all that a kernel reads and writes."""
     generator = np.random.default_rng(n)
-    arrays = {name: memory(n, dtype) for name in POINTERS}
+    arrays = {name: memory(n, dtype) for name in [*POINTERS, *MOMENTS]}
     for name in ("mu", "centre", "gw", "gm", "gv"):
         arrays[name][:] = generator.standard_normal(n)
     arrays["rho"][:] = generator.uniform(-7, 3, n)
     arrays["rho"][{"none": slice(0, 0), "some": slice(0, None, 3), "all": slice(None)}[constants]] = -1e30
+    for name in MOMENTS:
+        arrays[name][:] = generator.uniform(0.1, 1, n)
     if not full:
         del arrays["centre"], arrays["gm"], arrays["gv"]
-    return {"n": n, "wide": dtype is np.float64, "kind": kind, "stream": 4 * n + 1, "deviates": full, **arrays}
+    numbers = {f"{of}_{name}": value for of in ("mu", "rho") for name, value in ADAM.items()}
+    numbers |= {f"{of}_step": np.zeros(1, np.float32) for of in ("mu", "rho")}
+    return {
+        "n": n,
+        "wide": dtype is np.float64,
+        "kind": kind,
+        "stream": 4 * n + 1,
+        "deviates": full,
+        **arrays,
+        **numbers,
+    }
 
 
 def table(cpu: Any, parameters: list[dict[str, Any]]) -> bytearray:
@@ -87,6 +101,8 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
         given["w"] = memory(given["n"], given["w"].dtype, MANY)
     call("normal", MANY, ["w"])
     call("draws", MANY, ["w"])
+    call("adam", 0.0, ["mu", "mu_m", "mu_v", "mu_step"])
+    call("backward_adam", 0.7, ["mu", "rho", *MOMENTS, "mu_step", "rho_step"])
     return results
 
 

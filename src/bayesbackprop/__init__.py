@@ -10,6 +10,7 @@ from bayesbackprop.export import load_sparse, save_sparse, sparse
 from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.optim import Adam
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
@@ -18,6 +19,7 @@ from bayesbackprop.saving import load, save
 from bayesbackprop.training import Batches, fit
 
 __all__ = [
+    "Adam",
     "Batches",
     "Bayesian",
     "Bernoulli",

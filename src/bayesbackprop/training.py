@@ -43,6 +43,7 @@ from bayesbackprop._errors import (
 from bayesbackprop.evaluation import error
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.optim import Adam
 from bayesbackprop.prediction import ClassPredictive
 
 __all__ = [
@@ -301,7 +302,8 @@ def fit(
             or that of its sampler, is called before each epoch.
         epochs: Passes over ``batches``.
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
-        optimiser: Any whose ``step`` needs no closure; Adam unless given.
+        optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given. Of that one, the gradients of mu
+            and rho are never in ``.grad``, unless they are clipped or accumulated.
         scheduler: Of the learning rate, moved on after every step of the optimiser.
         validation: Held-out batches; or a function that measures what it likes, for the record of the epoch. Of
             batches it is ``validation_nll``, the mean -log p(y|x), and ``validation_error``, the fraction of wrong
@@ -335,13 +337,16 @@ def fit(
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
     if optimiser is None:
         trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
-        optimiser = torch.optim.Adam(trained, fused=True)
+        optimiser = Adam(trained, fused=True)
     measure = partial(_measure, objective, validation, place) if isinstance(validation, Iterable) else validation
     weighs_minibatches = isinstance(objective, FreeEnergy) and objective.weighs_minibatches
     steps = None
     with suppress(TypeError):  # a loader of a stream has a __len__ that refuses
         steps = math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
     run = Run(objective, optimiser, scheduler, epochs, steps, callbacks, seed, accumulate)
+    backward: Callable[[Tensor], None] = Tensor.backward
+    if isinstance(optimiser, Adam) and clip is None and accumulate == 1:
+        backward = optimiser.backward
 
     devices, kind = ([], "cuda") if place.type == "cpu" else ([place], place.type)
     generators = torch.random.fork_rng(devices, device_type=kind)
@@ -374,7 +379,7 @@ def fit(
                         with torch.autocast(place.type, autocast) if autocast else nullcontext():
                             which = {"batch": run.taken} if weighs_minibatches else {}
                             cost = forward(inputs, targets, **which)
-                        (cost / (examples / size)).backward()
+                        backward(cost / (examples / size))
                     _add(run, cost, size)
                 _check_step(run, clip)
                 with whole:
@@ -540,6 +545,8 @@ def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = 
             return total
     elif _has_finite_gradients(optimiser):
         return None
+    if isinstance(optimiser, Adam):
+        optimiser.materialise()
     for name, parameter in objective.named_parameters():
         if (gradient := parameter.grad) is not None:
             numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
@@ -552,8 +559,15 @@ def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = 
 
 
 def _has_finite_gradients(optimiser: Optimizer) -> bool:
-    """Whether the sum of all gradients is finite: if so, each is. It takes a hundredth of a step."""
+    """Whether the sum of all gradients is finite: if so, each is. It takes a hundredth of a step.
+
+    Of those that are postponed it is the sum of squares of what they are computed from. That is finite only if there is
+    room for another factor.
+    """
     gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+    postponed = [each.flatten() for each in optimiser.postponed] if isinstance(optimiser, Adam) else []
+    if not math.isfinite(sum([torch.dot(each, each).item() for each in postponed])):
+        return False
     if gradients and gradients[0].device.type != "cpu":  # where to wait for each sum would take longer
         return math.isfinite(nn.utils.get_total_norm(gradients).item())
     return math.isfinite(sum([gradient.sum().item() for gradient in gradients]))

@@ -201,15 +201,15 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
     return total;
 }
 
-/* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
+/* The gradients of mu and rho in one block, from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
  * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho is sigma^2 / a^2.
  * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used. */
-INLINE void NAME(backward_block)(const int mixed, const int varies, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
+INLINE void NAME(backward_block)(const int mixed, const int varies, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m, REAL *gmu, REAL *grho) {
     static const REAL zeros[BLOCK];
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
     const REAL *centre = (const REAL *)p->centre, *gw = p->gw ? (const REAL *)p->gw + i : zeros;
     const REAL *gm = p->gm ? (const REAL *)p->gm + i : gw, *gv = (const REAL *)p->gv + i;
-    REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK], deviation[BLOCK];
+    REAL v[BLOCK], slope[BLOCK], deviation[BLOCK];
     const int closed = p->kind == NORMAL_KL;
     const REAL p1 = prior->p1;
     memcpy(v, closed ? mu : w, m * sizeof(REAL));
@@ -232,16 +232,55 @@ INLINE void NAME(backward_block)(const int mixed, const int varies, const Param 
     }
 }
 
+INLINE void NAME(gradients)(const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m, REAL *gmu, REAL *grho) {
+    if (NAME(mixed)((const REAL *)p->rho + i, m)) {
+        if (p->gv) NAME(backward_block)(1, 1, p, prior, gc, i, m, gmu, grho);
+        else NAME(backward_block)(1, 0, p, prior, gc, i, m, gmu, grho);
+    } else if (p->gv) NAME(backward_block)(0, 1, p, prior, gc, i, m, gmu, grho);
+    else NAME(backward_block)(0, 0, p, prior, gc, i, m, gmu, grho);
+}
+
 CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
     NAME(Prior) prior = NAME(prior)(p);
-    REAL gc = (REAL)call->gc;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        if (NAME(mixed)((const REAL *)p->rho + i, m)) {
-            if (p->gv) NAME(backward_block)(1, 1, p, &prior, gc, i, m);
-            else NAME(backward_block)(1, 0, p, &prior, gc, i, m);
-        } else if (p->gv) NAME(backward_block)(0, 1, p, &prior, gc, i, m);
-        else NAME(backward_block)(0, 0, p, &prior, gc, i, m);
+        NAME(gradients)(p, &prior, (REAL)call->gc, i, m, (REAL *)p->gmu + i, (REAL *)p->grho + i);
+    }
+    return 0;
+}
+
+/* A step of Adam on the n numbers x, whose gradient is g.  The means are those of a weighted average, which at beta 0
+ * forgets all that was before. */
+typedef struct { REAL rate, scale, beta1, new1, beta2, new2, eps, keep; } NAME(Adam);
+#define ADAM_OF(p, x) (NAME(Adam)){(REAL)p->x##_rate, (REAL)p->x##_scale, (REAL)p->x##_beta1, (REAL)(1 - p->x##_beta1), \
+    (REAL)p->x##_beta2, (REAL)(1 - p->x##_beta2), (REAL)p->x##_eps, (REAL)p->x##_keep}
+
+INLINE void NAME(adam_block)(NAME(Adam) a, int64_t n, const REAL *g, REAL *x, REAL *m, REAL *v) {
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) {
+        m[j] = a.beta1 * m[j] + a.new1 * g[j];
+        v[j] = a.beta2 * v[j] + a.new2 * (g[j] * g[j]);
+        x[j] = a.keep * x[j] - a.rate * m[j] / (SQRT(v[j]) * a.scale + a.eps);
+    }
+}
+
+CLONES static double NAME(adam)(const Call *call, const Param *p, int64_t i, int64_t count) {
+    (void)call;
+    if (!i) ++*(float *)p->mu_step;
+    NAME(adam_block)(ADAM_OF(p, mu), count, (const REAL *)p->gmu + i, (REAL *)p->mu + i, (REAL *)p->mu_m + i, (REAL *)p->mu_v + i);
+    return 0;
+}
+
+/* The gradients of a block go straight into its step and are never in memory. */
+CLONES static double NAME(backward_adam)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    NAME(Prior) prior = NAME(prior)(p);
+    if (!first) ++*(float *)p->mu_step, ++*(float *)p->rho_step;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        REAL gmu[BLOCK], grho[BLOCK];
+        NAME(gradients)(p, &prior, (REAL)call->gc, i, m, gmu, grho);
+        NAME(adam_block)(ADAM_OF(p, mu), m, gmu, (REAL *)p->mu + i, (REAL *)p->mu_m + i, (REAL *)p->mu_v + i);
+        NAME(adam_block)(ADAM_OF(p, rho), m, grho, (REAL *)p->rho + i, (REAL *)p->rho_m + i, (REAL *)p->rho_v + i);
     }
     return 0;
 }
@@ -304,6 +343,7 @@ CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first
 }
 
 #undef FIXED
+#undef ADAM_OF
 #undef REAL
 #undef UINT
 #undef R

@@ -320,13 +320,15 @@ class _DrawAndRun(torch.autograd.Function):
             layers = net.layers(ws, ctx.key)
             found, to_x = net.go_back(layers, hs, kept, of_output, to_input=ctx.needs_input_grad[6])
         drawn, means, variances = found
+        share = 0.0 if of_complexity is None else float(of_complexity)
+        besides = (means, variances) if net._rules else ()
+        if cpu.postponed(parameters, ws, drawn, share, ctx.table, besides):
+            return (None, None, None, None, None, None, to_x, *[None] * (2 * len(ws)))
         # Delta_mu takes the place of a gradient, which nobody else sees.
         places: list[Tensor] = []
         for w, by_mean, by_w in zip(ws, means, drawn, strict=True):
             first = by_w if by_mean is None else by_mean
             places.append(torch.empty_like(w) if first is None else first)
-        share = 0.0 if of_complexity is None else float(of_complexity)
-        besides = (means, variances) if net._rules else ()
         to_mu, to_rho = cpu.backward(parameters, ws, drawn, share, places, ctx.table, besides)
         return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
 

@@ -47,7 +47,7 @@ def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_sa
     assert "AddressSanitizer: heap-buffer-overflow" in wrong.stderr, "the sanitizers see nothing"
     plain = found.pop("plain")
     forms = len(kernel_edges.TYPES) * len(kernel_edges.PRIORS) * len(kernel_edges.FORMS)
-    assert len(plain) == forms * (len(kernel_edges.SIZES) + 1) * 6
+    assert len(plain) == forms * (len(kernel_edges.SIZES) + 1) * 8
     for name, results in found.items():
         assert results.keys() == plain.keys()
         for case, expected in plain.items():
