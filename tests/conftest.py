@@ -3,6 +3,8 @@ from importlib import util
 
 import pytest
 
+import disks
+
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Before any test file is imported, but not in a process that only hands the tests to others: torch takes long."""
@@ -17,6 +19,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             patch.setenv("TRITON_INTERPRET", "1")
             import triton.language  # noqa: F401
 
+    disks.do_not_wait()
+
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: whoever collects garbage, as measuring memory does, need not look through it."""
@@ -28,4 +32,5 @@ def pytest_collection_finish() -> None:
 def _seeded() -> None:
     import torch
 
-    torch.manual_seed(0)
+    # Not torch.manual_seed: without a GPU, it notes for one that may come whoever called it, which takes 2 ms.
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)

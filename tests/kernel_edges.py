@@ -22,6 +22,7 @@ PRIORS = {
     "MIXTURE": (0.25, 1.0, 0.1),
     "LAPLACE": (0.2, 0, 0),
     "NORMAL_KL": (0.3, 0, 0),
+    "LAPLACE_KL": (0.2, 0, 0),
 }
 # Whether there is all that may be left out (a centre, gradients of means and variances, deviations in place of
 # weights), and which weights are constant.
@@ -110,7 +111,7 @@ def main(path: str, results: str) -> None:
     cpu, found = extension(path), dict[str, Array]()
     for number, (dtype, kind, rest) in enumerate(itertools.product(TYPES, PRIORS, FORMS)):
         form = dtype, kind, *rest
-        all_together = [parameter(n, *form) for n in [*SIZES, *SIZES]]  # enough for several threads
+        all_together = [parameter(n, *form) for n in [*SIZES, 8193]]  # enough for several threads
         alone = [parameter(n, *form) for n in SIZES]
         outputs = {str(given["n"]): run(cpu, [given], 1) for given in alone} | {"all": run(cpu, all_together, 3)}
         for case, kernels in outputs.items():

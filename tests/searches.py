@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 import digits
+import disks
 from bayesbackprop_paper.data import Images
 
 optuna = pytest.importorskip("optuna")
+disks.do_not_wait_for_databases()
 
 
 def images() -> Images:

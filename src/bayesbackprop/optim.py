@@ -34,27 +34,6 @@ class _Entry(NamedTuple):
     state: dict[str, Tensor]
 
 
-class _Postponed(NamedTuple):
-    """What the gradients of some parameters are still to be computed from."""
-
-    given: cpu.Backward
-    entries: list[_Entry]
-    versions: list[int]  # of the parameters at the time
-
-    def check(self) -> None:
-        """Refuse parameters that have been changed since: their gradients would be those of no draw."""
-        if [parameter._version for parameter in self.given.updated] != self.versions:
-            raise RuntimeError(
-                "A parameter was changed after backward and before step. Change it after step, or call cost.backward() "
-                "instead of the optimiser's."
-            )
-
-    def compute(self) -> list[Tensor]:
-        """The gradients."""
-        self.check()
-        return self.given.compute()
-
-
 # What is kept of each parameter, by torch's names: the steps taken, m and v.
 _STATE = ("step", "exp_avg", "exp_avg_sq")
 
@@ -95,7 +74,8 @@ class Adam(AdamW):
         ...     optimiser.step()
     """
 
-    _postponed: _Postponed | None = None
+    # What step() is to compute gradients from, and the entries of the parameters.
+    _postponed: tuple[cpu.Backward, list[_Entry]] | None = None
 
     def __init__(
         self,
@@ -162,9 +142,9 @@ class Adam(AdamW):
     def materialise(self) -> None:
         """Compute the gradients that :meth:`backward` left to :meth:`step`; from now on they are in ``.grad``."""
         if self._postponed is not None:
-            postponed, self._postponed = self._postponed, None
+            (given, _), self._postponed = self._postponed, None
             with torch.no_grad():
-                for parameter, gradient in zip(postponed.given.updated, postponed.compute(), strict=True):
+                for parameter, gradient in zip(given.updated, given.compute(), strict=True):
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     @property
@@ -172,7 +152,7 @@ class Adam(AdamW):
         """The derivatives by drawn weights, means and variances from which :meth:`step` will compute gradients."""
         if self._postponed is None:
             return []
-        given = self._postponed.given
+        given, _ = self._postponed
         return [each for some in (given.gradients, *given.besides) for each in some if each is not None]
 
     def _postpone(self, given: cpu.Backward) -> bool:
@@ -188,7 +168,7 @@ class Adam(AdamW):
         entries = [self._entry(parameter, groups[parameter]) for parameter in given.updated]
         if not _updatable(entries):
             return False
-        self._postponed = _Postponed(given, entries, [parameter._version for parameter in given.updated])
+        self._postponed = given, entries
         return True
 
     @overload
@@ -225,14 +205,12 @@ class Adam(AdamW):
     def _step_postponed(self) -> None:
         if self._postponed is None:
             return
-        if any(
-            parameter.grad is not None for parameter in self._postponed.given.updated
-        ):  # some came another way since
+        given, entries = self._postponed
+        if any(parameter.grad is not None for parameter in given.updated):  # which came another way since
             self.materialise()
-            return
-        postponed, self._postponed = self._postponed, None
-        postponed.check()
-        cpu.backward_adam(postponed.given, _next(postponed.entries))
+        else:
+            self._postponed = None
+            cpu.backward_adam(given, _next(entries))
 
     def _entry(self, parameter: Tensor, group: dict[str, Any]) -> _Entry:
         state = self.state[parameter]

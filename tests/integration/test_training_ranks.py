@@ -184,10 +184,8 @@ def test_the_command_under_torchrun(ranks: Path) -> None:
 def test_ranks_share_each_minibatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objectives = [Recorder(), Recorder()]
     monkeypatch.setattr(training, "DistributedDataParallel", lambda module: module)
-    monkeypatch.setattr(training, "_over_ranks", lambda values: values)
-    monkeypatch.setattr(training, "_ranks", lambda: 2)
     for rank, objective in enumerate(objectives):
-        monkeypatch.setattr(training, "_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(training, "rank_of_ranks", lambda rank=rank: (rank, 2))
         run = Experiment(objective, objective.net, Schedule(1, 8), tmp_path / str(rank))
         run.train(counted(20), {"validation": counted(4)})
     assert [len(seen) for objective in objectives for seen in objective.seen] == [4, 4, 2] * 2

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import posix
 import re
 import stat
 import subprocess
@@ -312,6 +313,11 @@ def test_contents_that_json_cannot_say_write_nothing(tmp_path: Path) -> None:
 
 
 # --- atomic writes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _disks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", posix.fsync)
 
 
 def _no_space(*_: Any) -> None:

@@ -17,8 +17,8 @@ import rich.console
 import typer
 import typer.core
 
+from bayesbackprop._signals import TerminatedError, terminate
 from bayesbackprop._version import __version__
-from bayesbackprop.training import TerminatedError, terminate
 
 __all__ = ["PANELS", "Deferred", "app", "main"]
 

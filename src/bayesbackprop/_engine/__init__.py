@@ -3,7 +3,6 @@
 README.md, beside this file, is the page for the engineer who opens it.
 """
 
-from bayesbackprop._engine.checkpointing import refuse_checkpointed_objective
 from bayesbackprop._engine.cpu import plain_kernels
 from bayesbackprop._engine.executors import (
     Draw,
@@ -29,5 +28,4 @@ __all__ = [
     "lock",
     "over_draws",
     "plain_kernels",
-    "refuse_checkpointed_objective",
 ]

@@ -32,11 +32,12 @@
 
 #define CONSTANT(rho) ((rho) < -1000) /* as in posterior.py */
 
-/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it.  Of NORMAL_KL the
- * complexity is not sampled at w: it is KL[q || P], in closed form. */
-#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE) X(NORMAL_KL)
+/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it.  Of NORMAL_KL and
+ * LAPLACE_KL the complexity is not sampled at w: it is KL[q || P], in closed form. */
+#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE) X(NORMAL_KL) X(LAPLACE_KL)
 #define AS_CONSTANT(name) name,
 enum { PRIORS(AS_CONSTANT) };
+#define CLOSED(kind) ((kind) == NORMAL_KL || (kind) == LAPLACE_KL)
 
 /* One row of the table that Python hands over, fields of 8 bytes each.  This is their only definition: Python is handed
  * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
@@ -111,6 +112,11 @@ static Philox *philox = philox_plain; /* chosen when the module is loaded */
 #define LOG R(0.666666856), R(0.39988551), R(0.295903174)
 #define SIN R(6.28318529), R(-41.3416626), R(81.5925429), R(-75.4016127)
 #define COS R(1.0), R(-19.7392087), R(64.9393161), R(-85.4428447), R(59.220169)
+#define ERF R(1.12837917), R(-0.376126258), R(0.112835852), R(-0.0268538146), R(0.00518833048), R(-0.00080102027), \
+    R(0.0000785384983)
+#define ERFCX_LIMIT R(4.0)
+#define ERFCX R(0.986126808), R(-1.0482085), R(0.792590645), R(-0.431675218), R(0.16413092), R(-0.0409971748), \
+    R(0.00600492861), R(-0.000388867631)
 #include "cpu_real.h"
 
 #define REAL double
@@ -138,6 +144,17 @@ static Philox *philox = philox_plain; /* chosen when the module is loaded */
     R(42.058685020160894), R(-15.093804209987112), R(3.7808689593022706)
 #define COS R(1.0), R(-19.739208802178717), R(64.939394022668291), R(-85.45681720669355), R(60.244641371818105), \
     R(-26.426256772545438), R(7.9035351947629579), R(-1.7143161879285277), R(0.279458671475288)
+#define ERF R(1.1283791670955126), R(-0.3761263890318352), R(0.112837916709442), R(-0.026866170643113414), \
+    R(0.0052239776061308422), R(-0.00085483259297662443), R(0.0001205529358693695), R(-0.000014924712439534814), \
+    R(0.0000016447132699786621), R(-0.00000016206318752969209), R(0.000000013710988704190523), \
+    R(-0.00000000077794629717615969)
+#define ERFCX_LIMIT R(5.9)
+#define ERFCX R(0.99999606617020954), R(-1.1283335649387637), R(0.99975002116395646), R(-0.75139014007237783), \
+    R(0.49789496135297663), R(-0.2970318573250826), R(0.16109277148703249), R(-0.079503959289866402), \
+    R(0.035496374173479959), R(-0.014184514893504438), R(0.0050054243199338811), R(-0.0015370123596155848), \
+    R(0.00040443535566303699), R(-0.000089716859609396023), R(0.000016474891087141035), \
+    R(-0.0000024498728046651826), R(0.00000028667000336407534), R(-0.000000025343134971759007), \
+    R(0.0000000015877664417605542), R(-0.000000000062714911385748921), R(0.0000000000011725087240756787)
 #include "cpu_real.h"
 
 typedef double Kernel(const Call *, const Param *, int64_t first, int64_t count);

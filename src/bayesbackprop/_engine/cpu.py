@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,6 +94,21 @@ def traced(key: Key | None = None) -> bool:
 def usable(parameters: Parameters, key: Key) -> "Table | None":
     """The table of ``parameters`` where the kernels may be called directly: nothing is traced or vectorised."""
     return table(parameters) if available() and kernels_wanted() and not traced(key) else None
+
+
+def versions(parameters: Parameters) -> list[int]:
+    """How often each tensor was changed in place, as autograd counts."""
+    return [tensor._version for tensor in parameters.tensors]
+
+
+def check_way_back(parameters: Parameters, then: list[int]) -> None:
+    """Refuse to go back to parameters that were changed since, and to differentiate the way back itself."""
+    if versions(parameters) != then:
+        raise RuntimeError(
+            "A parameter was modified by an inplace operation (an optimiser's step, say) after its weights were drawn: "
+            "compute the cost again before backward."
+        )
+    refuse_second_derivatives()
 
 
 def refuse_second_derivatives() -> None:
@@ -306,11 +321,12 @@ class Backward(NamedTuple):
     """A :func:`backward` that has not been computed yet."""
 
     parameters: Parameters
+    versions: list[int]  # of the parameters, which must stay as they are
     ws: Sequence[Tensor]
     gradients: Sequence[Tensor | None]
     complexity_gradient: float
     drawn: Table
-    besides: Sequence[Sequence[Tensor | None]] = ()
+    besides: Sequence[Sequence[Tensor | None]]
 
     @property
     def updated(self) -> list[Tensor]:
@@ -319,8 +335,10 @@ class Backward(NamedTuple):
 
     def compute(self) -> list[Tensor]:
         """The gradients, in memory of their own."""
-        to_mu = buffers(self.parameters, "gradients of mu", self.parameters.mus)
-        to_mu, to_rho = backward(*self[:4], to_mu, *self[4:])
+        check_way_back(self.parameters, self.versions)
+        parameters, _, ws, gradients, complexity_gradient, drawn, besides = self
+        places = buffers(parameters, "gradients of mu", parameters.mus)
+        to_mu, to_rho = backward(parameters, ws, gradients, complexity_gradient, places, drawn, besides)
         return [*to_mu, *to_rho]
 
 
@@ -329,7 +347,7 @@ _postpones: ContextVar[Callable[[Backward], bool] | None] = ContextVar("_postpon
 
 @contextmanager
 def postponing(takes: Callable[[Backward], bool]) -> Iterator[None]:
-    """Within it a backward pass hands each :class:`Backward` to ``takes``, and computes it only if that says no."""
+    """Within it a backward pass offers each :class:`Backward` to ``takes``, and computes it only if that says no."""
     token = _postpones.set(takes)
     try:
         yield
@@ -337,10 +355,19 @@ def postponing(takes: Callable[[Backward], bool]) -> Iterator[None]:
         _postpones.reset(token)
 
 
-def postponed(*arguments: Any) -> bool:
-    """Whether someone else computes the :class:`Backward` of these arguments: then there are no gradients to return."""
+def postponed(
+    parameters: Parameters,
+    ws: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    complexity_gradient: float,
+    drawn: Table,
+    besides: Sequence[Sequence[Tensor | None]] = (),
+) -> bool:
+    """Whether someone will compute this :func:`backward` later, so that there are no gradients now."""
     takes = _postpones.get()
-    return takes is not None and takes(Backward(*arguments))
+    if takes is None:
+        return False
+    return takes(Backward(parameters, versions(parameters), ws, gradients, complexity_gradient, drawn, besides))
 
 
 def updatable(tensors: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
@@ -374,6 +401,7 @@ def adam(tensors: Sequence[Tensor], moments: Moments) -> None:
 
 def backward_adam(given: Backward, moments: Moments) -> None:
     """:func:`backward` and a step of Adam on ``given.updated`` in one pass, which keeps no gradients."""
+    check_way_back(given.parameters, given.versions)
     now = _undisturbed(given.parameters, given.drawn)
     rows, held, half = bytearray(now.rows), list[Tensor](), len(given.ws)
     _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip((_GM, _GV), given.besides, strict=False))}, held)

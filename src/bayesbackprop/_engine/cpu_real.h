@@ -42,6 +42,14 @@ INLINE REAL NAME(log)(REAL x) {
     return e * LN2_HIGH + (e * LN2_LOW + (s + s + s * z * POLY(z, LOG)));
 }
 
+/* erf(u) for u >= 0, given exp(-u^2): an odd polynomial near 0, so that it is exact in proportion to itself; further out
+ * 1 - exp(-u^2) erfcx(u).  From ERFCX_LIMIT on it is 1; a NaN stays one. */
+INLINE REAL NAME(erf)(REAL u, REAL exp_minus_square) {
+    REAL bounded = u > ERFCX_LIMIT ? ERFCX_LIMIT : u;
+    REAL near = u * POLY(u * u, ERF), far = 1 - exp_minus_square * POLY(bounded, ERFCX);
+    return u < 1 ? near : far;
+}
+
 /* The uint32 as a real, rounded once: both halves and the product are exact. */
 INLINE REAL NAME(from32)(uint32_t x) {
     return (REAL)(int32_t)(x >> 16) * 65536 + (REAL)(int32_t)(x & 0xffff);
@@ -101,7 +109,7 @@ typedef struct { REAL p1, p2, a1, a2; double constant; } NAME(Prior);
 INLINE NAME(Prior) NAME(prior)(const Param *p) {
     NAME(Prior) r = {0, 0, 0, 0, 0};
     if (p->kind == NORMAL || p->kind == NORMAL_KL) { r.p1 = (REAL)(1 / (p->a * p->a)); r.constant = -log(p->a); }
-    if (p->kind == LAPLACE) { r.p1 = (REAL)(1 / p->a); r.constant = 0.91893853320467274 - log(2 * p->a); }
+    if (p->kind == LAPLACE || p->kind == LAPLACE_KL) { r.p1 = (REAL)(1 / p->a); r.constant = 0.91893853320467274 - log(2 * p->a); }
     if (p->kind == MIXTURE) {
         r.p1 = (REAL)(1 / (p->b * p->b)); r.a1 = (REAL)(log(p->a) - log(p->b));
         r.p2 = (REAL)(1 / (p->c * p->c)); r.a2 = (REAL)(log1p(-p->a) - log(p->c));
@@ -110,10 +118,42 @@ INLINE NAME(Prior) NAME(prior)(const Param *p) {
     return r; /* constant: of log P(v) + log(2 pi) / 2, the part without v */
 }
 
+/* In closed form v is the mean of w, less the centre.  It becomes the v at which -log P(v) is the expectation of -log P
+ * over w: sqrt(E[v^2]) for a Normal prior, E|v| = sigma sqrt(2 / pi) exp(-u^2) + |v| erf(u), u = |v| / (sigma sqrt(2)), for
+ * a Laplace. */
+INLINE void NAME(expect)(int64_t kind, int m, const REAL *sigma, REAL *v) {
+    if (kind == NORMAL_KL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) v[j] = SQRT(v[j] * v[j] + sigma[j] * sigma[j]);
+    } else if (kind == LAPLACE_KL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) {
+            REAL size = ABS(v[j]), u = size / (sigma[j] * R(1.4142135623730951)), e = NAME(exp_minus)(u * u);
+            v[j] = sigma[j] * R(0.79788456080286536) * e + size * NAME(erf)(u, e);
+        }
+    }
+}
+
+/* Of the expectation of -log P over w: slope, the derivative by the mean, and spread, sigma times that by sigma. */
+INLINE void NAME(expected_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, const REAL *sigma, REAL *slope, REAL *spread) {
+    REAL p1 = r->p1;
+    if (kind == NORMAL_KL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) slope[j] = v[j] * p1, spread[j] = sigma[j] * sigma[j] * p1;
+    } else if (kind == LAPLACE_KL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) {
+            REAL u = ABS(v[j]) / (sigma[j] * R(1.4142135623730951)), e = NAME(exp_minus)(u * u), size = NAME(erf)(u, e);
+            slope[j] = (v[j] < 0 ? -size : size) * p1;
+            spread[j] = sigma[j] * R(0.79788456080286536) * e * p1;
+        }
+    }
+}
+
 /* slope = -d log P(v) / dv. */
 INLINE void NAME(prior_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope) {
     REAL p1 = r->p1, p2 = r->p2, a = r->a1 - r->a2, b = (p2 - p1) / 2;
-    if (kind == NORMAL || kind == NORMAL_KL) {
+    if (kind == NORMAL) {
 #pragma omp simd
         for (int j = 0; j < m; j++) slope[j] = v[j] * p1;
     } else if (kind == LAPLACE) {
@@ -134,7 +174,7 @@ INLINE REAL NAME(prior_cost)(int64_t kind, const NAME(Prior) *r, int m, const RE
     if (kind == NORMAL || kind == NORMAL_KL) {
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < m; j++) sum += v[j] * v[j] * p1 / 2;
-    } else if (kind == LAPLACE) {
+    } else if (kind == LAPLACE || kind == LAPLACE_KL) {
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < m; j++) sum += ABS(v[j]) * p1;
     } else if (kind == MIXTURE) {
@@ -152,12 +192,12 @@ INLINE REAL NAME(prior_cost)(int64_t kind, const NAME(Prior) *r, int m, const RE
 #define FIXED(rho) (mixed && CONSTANT(rho))
 
 /* w = mu + sigma * eps in one block.  Returns log q(w|theta) - log P(w), with the eps that was drawn: w - mu would lose
- * it where sigma is below the spacing of floats around mu.  In closed form, its expectation: eps^2 becomes 1, and v^2
- * (mu - centre)^2 + sigma^2. */
+ * it where sigma is below the spacing of floats around mu.  In closed form, its expectation: eps^2 becomes 1, and -log P
+ * what the function expect says. */
 INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p, const NAME(Prior) *prior, int64_t i, int m) {
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
     REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], spread[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
-    const int closed = p->kind == NORMAL_KL, deviates = (int)p->deviates;
+    const int closed = CLOSED(p->kind), deviates = (int)p->deviates;
     NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
 #pragma omp simd reduction(+ : sum, constants)
     for (int j = 0; j < m; j++) {
@@ -173,8 +213,7 @@ INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p
         for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
-    if (closed)
-        for (int j = 0; j < m; j++) v[j] = SQRT(v[j] * v[j] + spread[j] * spread[j]);
+    if (closed) NAME(expect)(p->kind, m, spread, v);
     if (mixed)
         for (int j = 0; j < m; j++) v[j] = FIXED(rho[j]) ? 0 : v[j];
     double total = NAME(prior_cost)(p->kind, prior, m, v, factor);
@@ -201,8 +240,8 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
     return total;
 }
 
-/* The gradients of mu and rho in one block, from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
- * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho is sigma^2 / a^2.
+/* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
+ * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho does not depend on w.
  * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used. */
 INLINE void NAME(backward_block)(const int mixed, const int varies, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m, REAL *gmu, REAL *grho) {
     static const REAL zeros[BLOCK];
@@ -210,8 +249,8 @@ INLINE void NAME(backward_block)(const int mixed, const int varies, const Param 
     const REAL *centre = (const REAL *)p->centre, *gw = p->gw ? (const REAL *)p->gw + i : zeros;
     const REAL *gm = p->gm ? (const REAL *)p->gm + i : gw, *gv = (const REAL *)p->gv + i;
     REAL v[BLOCK], slope[BLOCK], deviation[BLOCK];
-    const int closed = p->kind == NORMAL_KL;
-    const REAL p1 = prior->p1;
+    REAL sigma[BLOCK], divisor[BLOCK], spread[BLOCK];
+    const int closed = CLOSED(p->kind);
     memcpy(v, closed ? mu : w, m * sizeof(REAL));
     memcpy(deviation, w, m * sizeof(REAL));
     if (!p->deviates)
@@ -220,13 +259,19 @@ INLINE void NAME(backward_block)(const int mixed, const int varies, const Param 
         for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
-    NAME(prior_slope)(p->kind, prior, m, v, slope);
 #pragma omp simd
     for (int j = 0; j < m; j++) {
-        REAL t, scale, sigma = NAME(softplus)(mixed, rho[j], &t, &scale), prior_slope = gc * slope[j];
-        REAL along = gw[j] * deviation[j] + (closed ? gc * (sigma * sigma * p1) : prior_slope * deviation[j]);
-        if (varies) along += 2 * sigma * sigma * gv[j];
-        REAL g = gm[j] + prior_slope, h = (along - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
+        REAL t, scale;
+        sigma[j] = NAME(softplus)(mixed, rho[j], &t, &scale);
+        divisor[j] = (1 + t) * scale;
+    }
+    if (closed) NAME(expected_slope)(p->kind, prior, m, v, sigma, slope, spread);
+    else NAME(prior_slope)(p->kind, prior, m, v, slope);
+#pragma omp simd
+    for (int j = 0; j < m; j++) {
+        REAL along = gw[j] * deviation[j] + gc * (closed ? spread[j] : slope[j] * deviation[j]);
+        if (varies) along += 2 * sigma[j] * sigma[j] * gv[j];
+        REAL g = gm[j] + gc * slope[j], h = (along - gc) / divisor[j]; /* (g eps - gc / sigma) sigmoid(rho) */
         gmu[j] = FIXED(rho[j]) ? 0 : g;
         grho[j] = FIXED(rho[j]) ? 0 : h;
     }
@@ -359,5 +404,8 @@ CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first
 #undef LOG
 #undef SIN
 #undef COS
+#undef ERF
+#undef ERFCX
+#undef ERFCX_LIMIT
 #undef POLY
 #undef ROUND_MAGIC

@@ -11,6 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,13 +23,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop import complexity
 from bayesbackprop._engine import checkpointing, ops
+from bayesbackprop._engine.joint import Joint
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
 from bayesbackprop._errors import invalid, tensor_shape
+from bayesbackprop.families import Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Role, stream
 from bayesbackprop.posterior import Moments, WeightPosterior
 from bayesbackprop.priors import Prior
+
+_shape = attrgetter("shape")
 
 # While a network runs with other weights, or in another mode, nobody else may run it.
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -77,7 +82,7 @@ class Slots:
 
     def valid(self) -> bool:
         """Whether every module and tensor is still the one that was found, and of the same shape."""
-        if [tensor.shape for tensor in self.tensors] != self._shapes:
+        if list(map(_shape, self.tensors)) != self._shapes:
             return False
         for values, name, value in self._seen:
             if values.get(name) is not value:
@@ -97,6 +102,7 @@ class Engine:
         centre: A module with what the priors are centred on, or None for 0.
         priors: The prior of each Bayesian parameter by name.
         rules: The estimator of each of them that is not ``"shared"``.
+        joints: The names of parameters that vary together, how, and the tensor that says so.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class Engine:
         centre: nn.Module | None,
         priors: Mapping[str, Prior],
         rules: Mapping[str, Estimator],
+        joints: Sequence[tuple[Sequence[str], Family, Tensor]] = (),
     ) -> None:
         from bayesbackprop._engine.mlp import FullyConnected  # which is itself an executor
 
@@ -126,11 +133,15 @@ class Engine:
             weight_stream = stream(number, Role.WEIGHT)
             by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], its_centre, weight_stream)
         self.parameters = Parameters(by_name)
-        self.closed = self.parameters.in_closed_form()
+        self.joints = [Joint(self.parameters.subset(some), family, tensor) for some, family, tensor in joints]
+        together = {name for some, _, _ in joints for name in some}
+        # Those that do not vary together.
+        self.single = self.parameters.subset([n for n in names if n not in together]) if joints else self.parameters
+        self.closed = self.single.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.any_module = AnyModule(self)
         compiling = torch.compiler.is_compiling()
-        fully_connected = None if compiling else FullyConnected.of(net, self.parameters, self.rules)
+        fully_connected = None if compiling or joints else FullyConnected.of(net, self.parameters, self.rules)
         self.executors: list[Executor] = [*([fully_connected] if fully_connected else []), self.any_module]
 
     def valid(self, net: nn.Module) -> bool:
@@ -141,7 +152,25 @@ class Engine:
 
     def kl(self) -> Tensor:
         """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
-        return torch.stack([complexity.closed(p.q, p.prior, p.centre) for p in self.parameters.each]).sum()
+        each = [complexity.closed(p.q, p.prior, p.centre) for p in self.single.each]
+        return torch.stack([*each, *(joint.kl() for joint in self.joints)]).sum()
+
+    def draw(self, key: Key, parameters: Parameters) -> tuple[dict[str, Tensor], Tensor]:
+        """All weights by name, and log q(w|theta) - log P(w) over all; of the single ones as ``parameters`` say."""
+        parts = [(parameters, *ops.draw(parameters, key))] if parameters.each else []
+        parts += [(joint.parameters, *joint.draw(key)) for joint in self.joints]
+        found = {name: w for some, ws, _ in parts for name, w in zip(some.by_name, ws, strict=True)}
+        costs = [cost for _, _, cost in parts]
+        return {name: found[name] for name in self.parameters.by_name}, costs[0] if len(costs) == 1 else sum(costs)  # type: ignore[return-value]
+
+    def draws(self, key: Key, many: int, names: Sequence[str]) -> list[Tensor]:
+        """``many`` draws of the parameters of these names, ``[many, ...]``, counted from ``key.draw``."""
+        wanted = [name for name in names if name in self.single.by_name]
+        single = self.single if len(wanted) == len(self.single.each) else self.single.subset(wanted)
+        found = dict(zip(single.by_name, ops.draws(single, key, many) if single.each else [], strict=True))
+        for joint in self.joints:
+            found |= zip(joint.parameters.by_name, joint.draws(key, many), strict=True)
+        return [found[name] for name in names]
 
     def first(self, method: str, *args: Any) -> Any:
         """What the first executor that can do it answers."""
@@ -165,7 +194,7 @@ class Draw:
         self.key = key
         self.moments = moments or {}
         self._engine, self._closed = engine, closed
-        self.parameters = (engine.closed if closed else None) or engine.parameters
+        self.parameters = (engine.closed if closed else None) or engine.single
         self._weights: dict[str, Tensor] | None = None
         self._complexity: Tensor | None = None
 
@@ -187,9 +216,9 @@ class Draw:
     def weights(self) -> dict[str, Tensor]:
         """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
         if self._weights is None:
-            ws, complexity = ops.draw(self.parameters, self.key)
-            self._weights = dict(zip(self.parameters.by_name, ws, strict=True))
-            self.drawn_inside(complexity)
+            self._weights, complexity = self._engine.draw(self.key, self.parameters)
+            if not self._engine.joints or not self._closed:
+                self.drawn_inside(complexity)
         return self._weights
 
     def complexity(self) -> Tensor:
@@ -247,7 +276,6 @@ class AnyModule(Executor):
 
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine
-        shared = engine.parameters.subset(engine.shared.names)
         ruled = engine.parameters.subset(list(engine.rules))
         moments = {
             name: Moments(p.q.mu, p.q.mean, variance)
@@ -260,7 +288,7 @@ class AnyModule(Executor):
             return self._run(Draw(engine, key._replace(draw=index), moments=moments), weights, args, kwargs)
 
         def chunk(start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
-            weights = ops.draws(shared, key._replace(draw=start), stop - start) if shared.each else []
+            weights = engine.draws(key._replace(draw=start), stop - start, engine.shared.names)
             return torch.arange(start, stop, device=device), weights
 
         return over_draws(run, chunk, draws, memory)

@@ -401,7 +401,7 @@ def test_bad_batches_are_refused() -> None:
 
 
 def test_a_loader_that_ranks_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_ranks", lambda: 2)
+    monkeypatch.setattr(training, "rank_of_ranks", lambda: (0, 2))
     for shuffle in (False, True):
         loader = DataLoader(TensorDataset(*points()), batch_size=10, shuffle=shuffle)
         with pytest.raises(ValueError, match="a DataLoader that gives every rank the same"):

@@ -97,7 +97,7 @@ def test_any_objective_and_what_was_measured(live: bool, capsys: pytest.CaptureF
 def test_other_ranks_say_nothing(
     live: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_rank", lambda: 1)
+    monkeypatch.setattr(training, "rank_of_ranks", lambda: (1, 1))
     shown = Progress()
     if live:
         shown._console = rich.console.Console(stderr=True, force_terminal=True, width=160)
