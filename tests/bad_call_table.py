@@ -358,6 +358,23 @@ TABLE: dict[str, Entry] = {
         rho_lr=NOT_NEGATIVE | "None",
         weight_decay=NOT_NEGATIVE,
     ),
+    "Adam": entry(
+        lambda **given: bbb.Adam(**{"params": small_model().parameters(), **given}),
+        params=ANY,
+        lr=NOT_NEGATIVE,
+        betas=ANY,
+        eps=NOT_NEGATIVE,
+        fused=FLAG | "None",
+    ),
+    "Adam.backward": entry(lambda cost: bbb.Adam(small_model().parameters()).backward(cost), cost=DATA),
+    "Adam.add_param_group": entry(
+        lambda **given: bbb.Adam(small_model().parameters()).add_param_group(
+            {"params": small_net().parameters(), **given}
+        ),
+        params=Kind(("[]", "tensor of one", "tensor [2]")),
+        lr=NOT_NEGATIVE,
+        weight_decay=NOT_NEGATIVE,
+    ),
     "Ensemble": entry(
         ensemble,
         lambda: {"weights": {"0.weight": torch.ones(2, 4, 3)}},

@@ -24,6 +24,7 @@ from bayesbackprop.likelihoods import (
 )
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.optim import Adam
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
@@ -33,6 +34,7 @@ from bayesbackprop.training import Batches, fit
 from bayesbackprop.verdict import evaluate
 
 __all__ = [
+    "Adam",
     "Batches",
     "Bayesian",
     "Bernoulli",

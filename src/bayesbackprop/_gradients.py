@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.optim import Adam
 
 
 class DivergenceError(RuntimeError):
@@ -22,6 +23,8 @@ def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = 
             return total
     elif _has_finite_gradients(optimiser):
         return None
+    if isinstance(optimiser, Adam):
+        optimiser.materialise()
     for name, parameter in objective.named_parameters():
         if (gradient := parameter.grad) is not None:
             numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
@@ -34,8 +37,15 @@ def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = 
 
 
 def _has_finite_gradients(optimiser: Optimizer) -> bool:
-    """Whether the sum of all gradients is finite: if so, each is. It takes a hundredth of a step."""
+    """Whether the sum of all gradients is finite: if so, each is. It takes a hundredth of a step.
+
+    Of those that are postponed it is the sum of squares of what they are computed from: while that is finite, there is
+    room for another factor.
+    """
     gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+    postponed = [each.flatten() for each in optimiser.postponed] if isinstance(optimiser, Adam) else []
+    if not math.isfinite(sum([torch.dot(each, each).item() for each in postponed])):
+        return False
     if gradients and gradients[0].device.type != "cpu":  # where to wait for each sum would take longer
         return math.isfinite(nn.utils.get_total_norm(gradients).item())
     return math.isfinite(sum([gradient.sum().item() for gradient in gradients]))

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from bayesbackprop._errors import check_finite, tensor_shape
 from bayesbackprop._files import check_counter, check_number, check_same
 from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.optim import Adam
 
 _Value = TypeVar("_Value")
 
@@ -97,8 +98,8 @@ def of_optimiser(
     """The state of ``optimiser`` in a file, after all of it has been compared with the parameters."""
     own, strict = optimiser.state_dict()["param_groups"], _is_torchs(type(optimiser))
     extends = any(map(_is_torchs, type(optimiser).__mro__))  # and so may run its fused kernels
-    how = [{name: group[name] for name in _HOW if name in group} for group in own]
-    groups = _like(own, [{**group, **mine} for group, mine in zip(plain["groups"], how, strict=True)], strict)
+    pairs = zip(plain["groups"], own, strict=True)
+    groups = _like(own, [{**theirs, **_how(mine, theirs)} for theirs, mine in pairs], strict)
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     slots: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **plain["slots"]}.items():
@@ -117,10 +118,16 @@ def of_optimiser(
             raise ValueError(f"betas {group['betas']}")
         known = [set(slots[number]) for number in mine["params"] if number in slots]
         needed = _ADAM | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
-        is_adam = type(optimiser) in (torch.optim.Adam, torch.optim.AdamW)
+        is_adam = type(optimiser) in (torch.optim.Adam, torch.optim.AdamW, Adam)
         if strict and any(names != (needed if is_adam else known[0]) for names in known):
             raise ValueError(f"slots {sorted(set().union(*known))}, not of all parameters")
     return {"state": slots, "param_groups": groups}
+
+
+def _how(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group that need not be those of the file."""
+    names = _HOW if theirs.get("weight_decay") else (*_HOW, "decoupled_weight_decay")
+    return {name: mine[name] for name in names if name in mine}
 
 
 def of_scheduler(scheduler: LRScheduler | None, plain: Any) -> dict[str, Any]:
@@ -149,8 +156,8 @@ def in_json(settings: Any) -> Any:
 
 
 def _is_torchs(kind: type) -> bool:
-    """Whether it is an optimiser or a scheduler of torch, so that it is known what its settings can be."""
-    return kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer
+    """Whether it is an optimiser or a scheduler of torch, or ours, so that it is known what its settings can be."""
+    return kind is Adam or (kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer)
 
 
 def _like(mine: Any, value: Any, strict: bool) -> Any:

@@ -44,6 +44,7 @@ from bayesbackprop._signals import TerminatedError, interrupt_deferred, terminat
 from bayesbackprop.evaluation import error
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.optim import Adam
 from bayesbackprop.prediction import ClassPredictive
 
 __all__ = [
@@ -302,7 +303,8 @@ def fit(
             ``set_epoch``, or that of its sampler, is called before each epoch.
         epochs: Passes over ``batches``.
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
-        optimiser: Any whose ``step`` needs no closure; Adam unless given.
+        optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given. Of that one, the gradients of mu
+            and rho are never in ``.grad``, unless they are clipped or accumulated.
         scheduler: Of the learning rate, moved on after every step of the optimiser.
         validation: Held-out batches; or a function that measures what it likes, for the record of the epoch. Of
             batches it is ``validation_nll``, the mean -log p(y|x), and ``validation_error``, the fraction of wrong
@@ -336,13 +338,16 @@ def fit(
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
     if optimiser is None:
         trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
-        optimiser = torch.optim.Adam(trained, fused=True)
+        optimiser = Adam(trained, fused=True)
     measure = partial(_measure, objective, validation, place) if isinstance(validation, Iterable) else validation
     weighs_minibatches = isinstance(objective, FreeEnergy) and objective.weighs_minibatches
     steps = None
     with suppress(TypeError):  # a loader of a stream has a __len__ that refuses
         steps = math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
     run = Run(objective, optimiser, scheduler, epochs, steps, callbacks, seed, accumulate)
+    backward: Callable[[Tensor], None] = Tensor.backward
+    if isinstance(optimiser, Adam) and clip is None and accumulate == 1:
+        backward = optimiser.backward
 
     devices, kind = ([], "cuda") if place.type == "cpu" else ([place], place.type)
     generators = torch.random.fork_rng(devices, device_type=kind)
@@ -375,7 +380,7 @@ def fit(
                         with torch.autocast(place.type, autocast) if autocast else nullcontext():
                             which = {"batch": run.taken} if weighs_minibatches else {}
                             cost = forward(inputs, targets, **weights, **which)
-                        (cost / (examples / size)).backward()
+                        backward(cost / (examples / size))
                     _add(run, cost, size)
                 _check_step(run, clip)
                 with whole:

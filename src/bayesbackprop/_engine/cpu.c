@@ -43,11 +43,17 @@ enum { PRIORS(AS_CONSTANT) };
  * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
  *   wide: the tensors are float64, else float32;  deviates: w holds w - mu;  a, b, c: the numbers of the prior (Normal: sigma; mixture: pi, sigma1,
  *   sigma2; Laplace: scale);  gw, gm, gv: the gradients of w, of mu where it is used beside w (null: as that of w), and
- *   of sigma^2;  centre, gw and gv may be null;  before: how many draws gmu and grho have from redraw already. */
+ *   of sigma^2;  centre, gw and gv may be null;  before: how many draws gmu and grho have from redraw already;  what
+ *   begins with mu_ or rho_: of a step of Adam on mu and on rho. */
 #define FIELDS(INTEGER, POINTER, REAL_NUMBER) \
     INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(before) INTEGER(kind) \
     REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
-    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(gmu) POINTER(grho)
+    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(gmu) POINTER(grho) \
+    ADAM(POINTER, REAL_NUMBER, mu) ADAM(POINTER, REAL_NUMBER, rho)
+/* step: how many there were, always a float;  m, v: the running means of the gradient and its square;  rate:
+ * lr / (1 - beta1^t);  scale: 1 / sqrt(1 - beta2^t);  keep: 1 - lr * decay. */
+#define ADAM(POINTER, REAL_NUMBER, x) POINTER(x##_step) POINTER(x##_m) POINTER(x##_v) REAL_NUMBER(x##_rate) REAL_NUMBER(x##_scale) \
+    REAL_NUMBER(x##_beta1) REAL_NUMBER(x##_beta2) REAL_NUMBER(x##_eps) REAL_NUMBER(x##_keep)
 #define AS_INTEGER(name) int64_t name;
 #define AS_POINTER(name) void *name;
 #define AS_REAL(name) double name;
@@ -63,7 +69,7 @@ typedef struct { uint32_t seed_low, seed_high, step; } Key;
 typedef struct {
     Key key;
     uint32_t draw;
-    double gc;    /* backward, redraw: the gradient of the complexity of a draw */
+    double gc;    /* backward, redraw, backward_adam: the gradient of the complexity of a draw */
     int64_t many; /* draws, normal: how many */
 } Call;
 
@@ -173,7 +179,10 @@ static double run(Kernel *const kernels[2], const Call *call, const Param *table
         for (int64_t c = 0; c < count; c++) total += one_chunk(kernels, call, table, c);
         return total;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    /* A thread takes neighbours, so that the processor can read ahead; few of them, so that all threads end at once. */
+    int64_t together = count / (8 * threads);
+    together = together < 1 ? 1 : together > 8 ? 8 : together;
+#pragma omp parallel for schedule(dynamic, together) num_threads(threads)
     for (int64_t c = 0; c < count; c++) sums[c] = one_chunk(kernels, call, table, c);
     for (int64_t c = 0; c < count; c++) total += sums[c];
     free(sums);
@@ -217,6 +226,8 @@ FUNCTION(draw)
 FUNCTION(draws)
 FUNCTION(redraw)
 FUNCTION(backward)
+FUNCTION(adam)
+FUNCTION(backward_adam)
 FUNCTION(variance)
 FUNCTION(normal)
 FUNCTION(signs)
@@ -227,6 +238,8 @@ static PyMethodDef methods[] = {
     METHOD(draws, "(table, threads, seed, step, draw, many) -> sum of -eps^2 / 2: w[k] = mu + softplus(rho) * eps of draw + k"),
     METHOD(redraw, "(table, threads, seed, step, draw, gc) -> a part of the complexities: w of draw, the one before to gmu, grho"),
     METHOD(backward, "(table, threads, 0, 0, 0, gc) -> the rest of the complexities, if before: gmu and grho from gw"),
+    METHOD(adam, "(table, threads, 0, 0, 0, 0): a step of Adam on mu, whatever that is, from gmu"),
+    METHOD(backward_adam, "(table, threads, 0, 0, 0, gc): as backward, and a step of Adam on mu and rho"),
     METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
     METHOD(normal, "(table, threads, seed, step, draw, many): w[k] = eps of draw + k"),
     METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
@@ -26,10 +26,13 @@ except ImportError:  # installed without a compiler
 
 TYPES = (torch.float32, torch.float64)
 
+# Classes of tensors that have memory of their own.
+_PLAIN = {Tensor, torch.nn.Parameter}
+
 # Of kernels that draw nothing.
 _NO_KEY = Key(0)
 
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_shape, _dtype, _is_cpu = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
 
 if _cpu is not None:
     # The row of the table of parameters is defined in cpu.c alone.
@@ -39,6 +42,8 @@ if _cpu is not None:
     _N, _STREAM, _WIDE, _BEFORE = map(_NAMES.index, ("n", "stream", "wide", "before"))
     _MU, _RHO, _CENTRE, _W = map(_NAMES.index, ("mu", "rho", "centre", "w"))
     _GW, _GM, _GV, _GMU, _GRHO = map(_NAMES.index, ("gw", "gm", "gv", "gmu", "grho"))
+    # Where that begins which Adam needs to know of mu, and of rho.
+    _OF_MU, _OF_RHO = map(_NAMES.index, ("mu_step", "rho_step"))
     _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
 
 
@@ -353,6 +358,127 @@ def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int, many
     rows = bytearray(_ROW.pack(*words))
     kernel(rows, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), float(many))
     return out
+
+
+# --- Adam ------------------------------------------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """What Adam keeps of some tensors, in the order of the table, and the numbers of its next step."""
+
+    steps: Sequence[Tensor]  # taken before, each a float32
+    m: Sequence[Tensor]
+    v: Sequence[Tensor]
+    numbers: Sequence[tuple[float, ...]]  # rate, scale, beta1, beta2, eps and keep
+
+
+class Backward(NamedTuple):
+    """A :func:`backward` that has not been computed yet."""
+
+    parameters: Parameters
+    versions: list[int]  # of the parameters, which must stay as they are
+    ws: Sequence[Tensor]
+    gradients: Sequence[Tensor | None]
+    complexity_gradient: float
+    drawn: Table
+    besides: Sequence[Sequence[Tensor | None]]
+
+    @property
+    def updated(self) -> list[Tensor]:
+        """What the gradients are of: all mu, and then all rho."""
+        return [*self.parameters.mus, *self.parameters.rhos]
+
+    def compute(self) -> list[Tensor]:
+        """The gradients, in memory of their own."""
+        check_way_back(self.parameters, self.versions)
+        parameters, _, ws, gradients, complexity_gradient, drawn, besides = self
+        places = buffers(parameters, "gradients of mu", parameters.mus)
+        to_mu, to_rho = backward(parameters, ws, gradients, complexity_gradient, places, drawn, besides)
+        return [*to_mu, *to_rho]
+
+
+_postpones: ContextVar[Callable[[Backward], bool] | None] = ContextVar("_postpones", default=None)
+
+
+@contextmanager
+def postponing(takes: Callable[[Backward], bool]) -> Iterator[None]:
+    """Within it a backward pass offers each :class:`Backward` to ``takes``, and computes it only if that says no."""
+    token = _postpones.set(takes)
+    try:
+        yield
+    finally:
+        _postpones.reset(token)
+
+
+def postponed(
+    parameters: Parameters,
+    ws: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    complexity_gradient: float,
+    drawn: Table,
+    besides: Sequence[Sequence[Tensor | None]] = (),
+) -> bool:
+    """Whether someone will compute this :func:`backward` later, so that there are no gradients now."""
+    takes = _postpones.get()
+    if takes is None:
+        return False
+    return takes(Backward(parameters, versions(parameters), ws, gradients, complexity_gradient, drawn, besides))
+
+
+def updatable(tensors: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
+    """Whether the kernels can read the gradients of tensors, if there are any, and update all the rest in place."""
+    changed, shapes, dtypes = [*tensors, *m, *v], list(map(_shape, tensors)), list(map(_dtype, tensors))
+    every = [*changed, *(tensor if tensor.grad is None else tensor.grad for tensor in tensors)]
+    return (
+        {*map(type, tensors)} <= _PLAIN
+        and {*dtypes} <= {*TYPES}
+        and all(map(_is_cpu, every))
+        and list(map(_dtype, every)) == 4 * dtypes
+        and list(map(_shape, every)) == 4 * shapes
+        and all(map(Tensor.numel, tensors))
+        and _readable(changed)
+        and not any(tensor.data_ptr() % tensor.itemsize for tensor in changed)
+    )
+
+
+def adam(tensors: Sequence[Tensor], moments: Moments) -> None:
+    """A step of Adam on tensors that are :func:`updatable`."""
+    rows, held = bytearray(_ROW.size * len(tensors)), list[Tensor]()
+    with memoryview(rows) as view, view.cast("q") as words:
+        words[_N::_WORDS] = array("q", map(Tensor.numel, tensors))
+        words[_WIDE::_WORDS] = array("q", [tensor.dtype is torch.float64 for tensor in tensors])
+        words[_MU::_WORDS] = array("q", map(Tensor.data_ptr, tensors))
+    _write(rows, {_GMU: [tensor.grad for tensor in tensors]}, held)
+    _write_moments(rows, _OF_MU, moments)
+    _cpu.adam(rows, torch.get_num_threads(), 0, 0, 0, 0.0)
+    _changed(tensors)
+
+
+def backward_adam(given: Backward, moments: Moments) -> None:
+    """:func:`backward` and a step of Adam on ``given.updated`` in one pass, which keeps no gradients."""
+    check_way_back(given.parameters, given.versions)
+    now = table_now(given.parameters, given.drawn)
+    rows, held, half = bytearray(now.rows), list[Tensor](), len(given.ws)
+    _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip((_GM, _GV), given.besides, strict=False))}, held)
+    for first, part in ((_OF_MU, slice(half)), (_OF_RHO, slice(half, None))):
+        _write_moments(rows, first, Moments(*(each[part] for each in moments)))  # type: ignore[arg-type]
+    _cpu.backward_adam(rows, torch.get_num_threads(), 0, 0, 0, given.complexity_gradient)
+    _changed(given.updated)
+
+
+def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:
+    *kept, numbers = moments
+    with memoryview(rows) as view, view.cast("q") as words, view.cast("d") as reals:
+        for column, tensors in enumerate(kept, first):
+            words[column::_WORDS] = array("q", map(Tensor.data_ptr, tensors))
+        for column, values in enumerate(zip(*numbers, strict=True), first + len(kept)):
+            reals[column::_WORDS] = array("d", values)
+
+
+def _changed(tensors: Iterable[Tensor]) -> None:
+    """Let autograd know, which sees only what torch itself changes."""
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)
 
 
 # --- memory that is used again ---------------------------------------------------------------------------------------

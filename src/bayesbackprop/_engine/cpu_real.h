@@ -247,12 +247,12 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
  * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used.
  * Of several draws this is the last: gw is the sum of their gradients, gmu itself, and grho what redraw left.  Returns the
  * sum of -log P(w), and of -log sigma for each of them. */
-INLINE double NAME(backward_block)(const int mixed, const int varies, const int several, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
+INLINE double NAME(backward_block)(const int mixed, const int varies, const int several, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m, REAL *gmu, REAL *grho) {
     static const REAL zeros[BLOCK];
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
     const REAL *centre = (const REAL *)p->centre, *gw = p->gw ? (const REAL *)p->gw + i : zeros;
     const REAL *gm = p->gm ? (const REAL *)p->gm + i : gw, *gv = (const REAL *)p->gv + i;
-    REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK], deviation[BLOCK];
+    REAL v[BLOCK], slope[BLOCK], deviation[BLOCK];
     REAL sigma[BLOCK], divisor[BLOCK], spread[BLOCK], factor[BLOCK], scales[BLOCK], low = 0, constants = 0;
     const int closed = CLOSED(p->kind), costs = several && !closed;
     const REAL draws = several ? (REAL)(p->before + 1) : 1, once = closed ? draws * gc : gc; /* in closed form all are alike */
@@ -295,21 +295,61 @@ INLINE double NAME(backward_block)(const int mixed, const int varies, const int 
     return total;
 }
 
+INLINE double NAME(gradients)(const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m, REAL *gmu, REAL *grho) {
+    if (NAME(mixed)((const REAL *)p->rho + i, m)) {
+        if (p->gv) return NAME(backward_block)(1, 1, 0, p, prior, gc, i, m, gmu, grho);
+        if (p->before) return NAME(backward_block)(1, 0, 1, p, prior, gc, i, m, gmu, grho);
+        return NAME(backward_block)(1, 0, 0, p, prior, gc, i, m, gmu, grho);
+    }
+    if (p->gv) return NAME(backward_block)(0, 1, 0, p, prior, gc, i, m, gmu, grho);
+    if (p->before) return NAME(backward_block)(0, 0, 1, p, prior, gc, i, m, gmu, grho);
+    return NAME(backward_block)(0, 0, 0, p, prior, gc, i, m, gmu, grho);
+}
+
 CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
     NAME(Prior) prior = NAME(prior)(p);
-    REAL gc = (REAL)call->gc;
     double total = 0;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        if (NAME(mixed)((const REAL *)p->rho + i, m)) {
-            if (p->gv) NAME(backward_block)(1, 1, 0, p, &prior, gc, i, m);
-            else if (p->before) total += NAME(backward_block)(1, 0, 1, p, &prior, gc, i, m);
-            else NAME(backward_block)(1, 0, 0, p, &prior, gc, i, m);
-        } else if (p->gv) NAME(backward_block)(0, 1, 0, p, &prior, gc, i, m);
-        else if (p->before) total += NAME(backward_block)(0, 0, 1, p, &prior, gc, i, m);
-        else NAME(backward_block)(0, 0, 0, p, &prior, gc, i, m);
+        total += NAME(gradients)(p, &prior, (REAL)call->gc, i, m, (REAL *)p->gmu + i, (REAL *)p->grho + i);
     }
     return total;
+}
+
+/* A step of Adam on the n numbers x, whose gradient is g.  The means are those of a weighted average, which at beta 0
+ * forgets all that was before. */
+typedef struct { REAL rate, scale, beta1, new1, beta2, new2, eps, keep; } NAME(Adam);
+#define ADAM_OF(p, x) (NAME(Adam)){(REAL)p->x##_rate, (REAL)p->x##_scale, (REAL)p->x##_beta1, (REAL)(1 - p->x##_beta1), \
+    (REAL)p->x##_beta2, (REAL)(1 - p->x##_beta2), (REAL)p->x##_eps, (REAL)p->x##_keep}
+
+INLINE void NAME(adam_block)(NAME(Adam) a, int64_t n, const REAL *g, REAL *x, REAL *m, REAL *v) {
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) {
+        m[j] = a.beta1 * m[j] + a.new1 * g[j];
+        v[j] = a.beta2 * v[j] + a.new2 * (g[j] * g[j]);
+        x[j] = a.keep * x[j] - a.rate * m[j] / (SQRT(v[j]) * a.scale + a.eps);
+    }
+}
+
+CLONES static double NAME(adam)(const Call *call, const Param *p, int64_t i, int64_t count) {
+    (void)call;
+    if (!i) ++*(float *)p->mu_step;
+    NAME(adam_block)(ADAM_OF(p, mu), count, (const REAL *)p->gmu + i, (REAL *)p->mu + i, (REAL *)p->mu_m + i, (REAL *)p->mu_v + i);
+    return 0;
+}
+
+/* The gradients of a block go straight into its step and are never in memory. */
+CLONES static double NAME(backward_adam)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    NAME(Prior) prior = NAME(prior)(p);
+    if (!first) ++*(float *)p->mu_step, ++*(float *)p->rho_step;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        REAL gmu[BLOCK], grho[BLOCK];
+        NAME(gradients)(p, &prior, (REAL)call->gc, i, m, gmu, grho);
+        NAME(adam_block)(ADAM_OF(p, mu), m, gmu, (REAL *)p->mu + i, (REAL *)p->mu_m + i, (REAL *)p->mu_v + i);
+        NAME(adam_block)(ADAM_OF(p, rho), m, grho, (REAL *)p->rho + i, (REAL *)p->rho_m + i, (REAL *)p->rho_v + i);
+    }
+    return 0;
 }
 
 /* From one draw to the next, in one block.  With g_k the gradient at the weights w_k of draw k, that of its prior included,
@@ -425,6 +465,7 @@ CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first
 }
 
 #undef FIXED
+#undef ADAM_OF
 #undef REAL
 #undef UINT
 #undef R

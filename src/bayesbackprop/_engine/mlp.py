@@ -325,11 +325,13 @@ class _DrawAndRun(torch.autograd.Function):
         if gradient is not None:
             of_output = gradient if ctx.slope is None else ctx.slope * gradient
             to_x = net.go_back(next(saved, of_output), places, of_output, put, to_input=ctx.needs_input_grad[6])
+        share = 0.0 if of_complexity is None else float(of_complexity)
+        besides = (to.mean, to.variance) if net._rules else ()
+        if cpu.postponed(parameters, ws, to.drawn, share, ctx.table, besides):
+            return (None, None, None, None, None, None, to_x, *[None] * (2 * len(ws)))
         # Delta_mu takes the place of a gradient, which nobody else sees.
         own = [by_w if by_mean is None else by_mean for by_mean, by_w in zip(to.mean, to.drawn, strict=True)]
         to_mu = [torch.empty_like(w) if place is None else place for w, place in zip(ws, own, strict=True)]
-        share = 0.0 if of_complexity is None else float(of_complexity)
-        besides = (to.mean, to.variance) if net._rules else ()
         to_mu, to_rho = cpu.backward(parameters, ws, to.drawn, share, to_mu, ctx.table, besides)
         return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
 

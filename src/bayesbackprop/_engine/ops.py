@@ -114,6 +114,8 @@ class _Draw(torch.autograd.Function):
         share = 0.0 if of_cost is None else float(of_cost)
         if ctx.table is None:
             to_mu, to_rho = _backward_on_gpu(parameters, ws, dense, share)
+        elif cpu.postponed(parameters, ws, dense, share, ctx.table):
+            return (None, None, *[None] * (2 * len(ws)))
         else:
             # Delta_mu takes the place of the weights that nobody else sees any more: a third large copy is saved.
             ctx.overwritten = True

@@ -64,7 +64,7 @@ def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_sa
     assert "AddressSanitizer: heap-buffer-overflow" in wrong.stderr, "the sanitizers see nothing"
     plain = found.pop("plain")
     sizes = sum(len(kernel_edges.sizes_of(kind)) + 1 for kind in kernel_edges.PRIORS)
-    assert len(plain) == len(kernel_edges.TYPES) * len(kernel_edges.FORMS) * sizes * 9
+    assert len(plain) == len(kernel_edges.TYPES) * len(kernel_edges.FORMS) * sizes * 11
     for name, results in found.items():
         assert results.keys() == plain.keys()
         for case, expected in plain.items():

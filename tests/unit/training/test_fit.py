@@ -77,7 +77,7 @@ def test_it_is_the_loop_one_would_write() -> None:
     model, twin = bayesian(), bayesian()
     fit(model, Batches(x, y, 8, seed=3), epochs=2)
     free_energy = bbb.FreeEnergy(twin, 50)
-    optimiser = torch.optim.Adam([{"params": twin.net.parameters()}, {"params": twin.rho.parameters()}], fused=True)
+    optimiser = bbb.Adam([{"params": twin.net.parameters()}, {"params": twin.rho.parameters()}])
     for epoch in range(2):
         order = torch.randperm(50, generator=torch.Generator().manual_seed(3 * 1_000_003 + epoch))
         for rows in order.split(8):
