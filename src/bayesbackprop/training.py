@@ -71,9 +71,6 @@ _STRIDE = 1_000_003
 _STREAM = 2**61
 _STEP, _FETCH, _BEGIN = 0, _STREAM, 2 * _STREAM
 
-# The learning rates of our own optimiser, in so many epochs and in as many as it takes: docs/decisions/fitting.md.
-_RATE, _CONVERGING_RATE = 3e-3, 1e-2
-
 # Networks to average in the predictions on held-out data: enough to compare epochs, and quick.
 _VALIDATION_DRAWS = 10
 
@@ -185,9 +182,9 @@ def fit(
         epochs: Passes over ``batches``; None for as many as it takes until the cost has stopped falling
             (:class:`~bayesbackprop.callbacks.Convergence`, which may also be given, with settings of its own).
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
-        optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or 1e-2 where
-            the run is to converge. Of that one, the gradients of mu and rho are never in ``.grad``, unless they are
-            clipped or accumulated.
+        optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or of
+            0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in ``.grad``, unless they
+            are clipped or accumulated.
         scheduler: Of the learning rate, moved on after every step of the optimiser. Unless given, the rate of our own
             optimiser falls linearly to 0 over the second half of the run; that of any, at the end of one that
             converges.
@@ -234,8 +231,7 @@ def fit(
     own = optimiser is None
     if optimiser is None:
         trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
-        rate, betas = (_RATE, (0.9, 0.999)) if converging is None else (_CONVERGING_RATE, (0.9, 0.99))
-        optimiser = Adam(trained, rate, betas, fused=True)
+        optimiser = Adam(trained, *_rate_and_betas(objective, converging), fused=True)
     run = Run(objective, optimiser, scheduler, epochs or math.inf, steps, callbacks, seed, accumulate)
     if scheduler is None and converging is not None:
         run.scheduler = scheduler = LambdaLR(optimiser, converging.rate)
@@ -381,6 +377,16 @@ def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, schedule
             raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
     elif set(objective.parameters()).isdisjoint(p for group in optimiser.param_groups for p in group["params"]):
         raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
+
+
+def _rate_and_betas(objective: nn.Module, converging: Convergence | None) -> tuple[float, tuple[float, float]]:
+    """Of our own optimiser: the best that were found over many tasks (docs/decisions/fitting.md).
+
+    To converge, a step is to be about as long as the posterior is wide, which n examples make as 1 / sqrt(n).
+    """
+    if converging is None or not isinstance(objective, FreeEnergy):
+        return 3e-3, (0.9, 0.999)
+    return min(0.1, 0.5 / math.sqrt(objective.n)), (0.9, 0.99)
 
 
 def _rate(run: Run, step: int) -> float:
