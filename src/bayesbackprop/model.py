@@ -100,7 +100,11 @@ class Bayesian(nn.Module):
         self.likelihood = likelihood
         self._may_choose = estimator is None
         self.plan: list[Specification] = specify(
-            net, Normal(1.0) if prior is None else prior, estimator or "shared", select, normalisation
+            net,
+            Normal(1.0) if prior is None else prior,
+            "shared" if estimator is None else estimator,
+            select,
+            normalisation,
         )
         self._check_priors()
         names = [entry.name for entry in self.plan if entry.prior is not None]
