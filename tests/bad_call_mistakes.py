@@ -72,6 +72,17 @@ def _second_optimiser() -> torch.optim.Optimizer:
     return torch.optim.Adam(small_model().parameters())
 
 
+class _Squares(nn.Module):
+    """An objective that knows of no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return (self.layer(inputs) - targets).square().mean()
+
+
 class Outputs(nn.Module):
     """A network whose output is not a tensor."""
 
@@ -163,6 +174,20 @@ MISTAKES: dict[str, Mistake] = {
         lambda: small_model().load_state_dict({**small_model().state_dict(), "_seed": torch.tensor(-1)}),
         "seed",
     ),
+    "Joint(one likelihood twice)": (lambda: bbb.Joint([bbb.Gaussian(1.0)] * 2), "heads"),
+    "Joint(likelihood classes)": (lambda: bbb.Joint([bbb.Gaussian]), "heads"),
+    "a Joint of a network without heads": (
+        lambda: bbb.FreeEnergy(bbb.Bayesian(small_net(), bbb.Joint([bbb.Poisson()])), 8)(X, (Y,)),
+        "output",
+    ),
+    "Gaussian(0.1, beta)": (lambda: bbb.Gaussian(0.1, beta=0.5), "beta"),
+    "Categorical(weights of other classes)": (
+        lambda: bbb.Categorical(weight=[1.0]).cost(PROBS, CLASSES),
+        "weight",
+    ),
+    "Categorical([1, 1])": (lambda: bbb.Categorical([1.0, 1.0]), "positional"),
+    "Poisson of negative counts": (lambda: bbb.Poisson().cost(Y, Y), "target"),
+    "Ordinal of a higher class": (lambda: bbb.Ordinal(2).cost(Y, Y.long() + 3), "target"),
     "a network changed after it was wrapped": (lambda: _other_shape().predict(X), "net"),
     "a network that keeps tensors, predicted": (
         lambda: bbb.Bayesian(Keeps(), bbb.Gaussian(1.0)).predict(X, draws=4),
@@ -176,7 +201,12 @@ MISTAKES: dict[str, Mistake] = {
     "FreeEnergy(n, model)": (lambda: bbb.FreeEnergy(8, small_model()), "model"),
     "FreeEnergy(model)": (lambda: bbb.FreeEnergy(small_model()), "'n'"),
     "FreeEnergy(model, loader)": (lambda: bbb.FreeEnergy(small_model(), small_batches()), "n"),
-    "FreeEnergy(closed, mixture)": (lambda: bbb.FreeEnergy(classifier(), 8, complexity="closed"), "complexity"),
+    "FreeEnergy(closed, mixture)": (
+        lambda: bbb.FreeEnergy(
+            bbb.Bayesian(small_net(), bbb.Gaussian(1.0), bbb.ScaleMixture()), 8, complexity="closed"
+        ),
+        "complexity",
+    ),
     "FreeEnergy(batch_size=-3)": (lambda: bbb.FreeEnergy(small_model(), 8, batch_size=-3), "batch_size"),
     "FreeEnergy(step=2**32)": (lambda: bbb.FreeEnergy(small_model(), 8, step=2**32), "step"),
     "FreeEnergy(draws=2**33)": (lambda: bbb.FreeEnergy(small_model(), 8, draws=2**33), "draws"),
@@ -205,10 +235,18 @@ MISTAKES: dict[str, Mistake] = {
     "backward after a change in place": (_changed_in_between, "modified"),
     "fit(batches, model)": (lambda: bbb.fit(small_batches(), small_model(), epochs=1), "batches"),
     "fit(model, x, y)": (lambda: bbb.fit(small_model(), X, Y, epochs=1), "positional"),
-    "fit(model, batches)": (lambda: bbb.fit(small_model(), small_batches()), "epochs"),
     "fit(evaluated model)": (lambda: bbb.fit(_evaluated(), small_batches(), epochs=1), "model"),
     "fit(list of x)": (lambda: bbb.fit(small_model(), [X], epochs=1, n=8), "batches"),
-    "fit(list of triples)": (lambda: bbb.fit(small_model(), [(X, Y, Y)], epochs=1, n=8), "batches"),
+    "fit(list of triples without weights)": (lambda: bbb.fit(small_model(), [(X, Y, Y)], epochs=1, n=8), "weights"),
+    "fit(list of fours)": (lambda: bbb.fit(small_model(), [(X, Y, Y, Y)], epochs=1, n=8), "batches"),
+    "fit(objective without weights)": (
+        lambda: bbb.fit(_Squares(), [(X, Y, torch.ones(8))], epochs=1),
+        "weights",
+    ),
+    "Batches(weights of another length)": (lambda: bbb.Batches(X, Y, 4, weights=torch.ones(5)), "weights"),
+    "FreeEnergy()(x, y, weights of columns)": (lambda: free_energy()(X, Y, weights=torch.ones(8, 1)), "weights"),
+    "FreeEnergy()(x, y, negative weights)": (lambda: free_energy()(X, Y, weights=-torch.ones(8)), "weights"),
+    "FreeEnergy()(x, y, weights by position)": (lambda: free_energy()(X, Y, torch.ones(8)), "batch"),
     "fit(list of numpy)": (lambda: bbb.fit(small_model(), [(X.numpy(), Y.numpy())], epochs=1, n=8), "batches"),
     "fit(spent generator)": (lambda: bbb.fit(small_model(), ((X, Y) for _ in range(1)), epochs=2, n=8), "batches"),
     "fit without n": (lambda: bbb.fit(small_model(), [(X, Y)], epochs=1), "n"),

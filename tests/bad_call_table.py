@@ -38,8 +38,11 @@ from bad_values import (
     small_net,
 )
 from bayesbackprop import bandits, callbacks, evaluation
+from bayesbackprop.calibration import TemperatureScaled
+from bayesbackprop.diagnostics import diagnose, pareto_k
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop.verdict import Verdict
 
 Call = Callable[..., Any]
 
@@ -83,6 +86,20 @@ def used(prior: Call) -> Call:
 
 def gaussian(**given: Any) -> None:
     step(bbb.FreeEnergy(bbb.Bayesian(small_net(), bbb.Gaussian(**given), seed=0), 8))
+
+
+def trained_on(likelihood: bbb.Likelihood, targets: Tensor, outputs: int = 1) -> None:
+    model = bbb.Bayesian(small_net(outputs), likelihood, seed=0)
+    step(bbb.FreeEnergy(model, n=8), X, targets)
+    model.predict(X, draws=2)
+
+
+def heads(heads: Any) -> None:
+    bbb.Joint(heads).cost((Y, Y), (Y, Y))
+
+
+def counts() -> bbb.Predictive:
+    return bbb.Bayesian(small_net(3), bbb.NegativeBinomial(0.5), seed=0).predict(X, draws=2)
 
 
 def own_likelihood(**given: Any) -> None:
@@ -205,6 +222,26 @@ _LABELLED = (lambda: {"prediction": PROBS, "labels": CLASSES}, "")
 _LONG = WHOLE | "2**63" | "2**64+5"  # a seed of 128 bits
 _CONTEXT = {"context": [0.0, 1.0, 0.0]}
 
+# What gives a number for each example.
+_NUMBERS = DATA | Kind(("tensor [2]", "ints [8]"))
+
+
+def _predicted() -> dict[str, Any]:
+    return {"prediction": small_model().predict(X, draws=2), "targets": Y}
+
+
+def _compared() -> dict[str, Any]:
+    """Arguments of a small comparison."""
+    batches = small_batches()
+    usual = {"epochs": 1, "methods": ["plain"], "draws": 2, "progress": False}
+    return {"make_net": small_net, "train": batches, "test": (X, Y), **usual}
+
+
+@cache
+def verdict() -> Verdict:
+    return bbb.evaluate(small_model(), (X, Y), draws=2)
+
+
 TABLE: dict[str, Entry] = {
     # priors, likelihoods and the spread to begin with
     "Normal": entry(used(bbb.Normal), sigma=POSITIVE),
@@ -213,6 +250,34 @@ TABLE: dict[str, Entry] = {
     "LogDensity": entry(used(bbb.LogDensity), lambda: {"function": torch.neg}, function=FUNCTION, name=TEXT),
     "Gaussian": entry(gaussian, noise=POSITIVE),
     "Gaussian, learnt": entry(gaussian, dict, "likelihood_cost", initial=POSITIVE),
+    "Gaussian, per input": entry(
+        lambda **given: trained_on(bbb.Gaussian("per-input", **given), Y, outputs=2), beta=PROBABILITY
+    ),
+    "StudentT": entry(
+        lambda **given: trained_on(bbb.StudentT(**given), Y),
+        dict,
+        "likelihood_cost",
+        scale=POSITIVE,
+        df=POSITIVE,
+        initial_scale=POSITIVE,
+        initial_df=POSITIVE,
+    ),
+    "NegativeBinomial": entry(
+        lambda **given: trained_on(bbb.NegativeBinomial(**given), torch.ones(8, 1)),
+        dispersion=POSITIVE,
+        initial=POSITIVE,
+    ),
+    "Ordinal": entry(
+        lambda **given: trained_on(bbb.Ordinal(**given), torch.ones(8, 1, dtype=torch.int64)),
+        classes=Kind(("np.int64",)),
+    ),
+    "Categorical": entry(
+        lambda **given: trained_on(bbb.Categorical(**given), CLASSES, outputs=3),
+        weight=DATA | "None",
+        label_smoothing=PROBABILITY,
+        ignore_index=WHOLE | "None" | "-3",
+    ),
+    "Joint": entry(heads, heads=DATA),
     "LogLikelihood": entry(
         own_likelihood,
         lambda: {"function": squared_error, "predictive": unit_normal},
@@ -234,6 +299,19 @@ TABLE: dict[str, Entry] = {
     "Bernoulli.log_prob": entry(
         bbb.Bernoulli().log_prob, lambda: {"output": X, "target": torch.ones(8, 3)}, "target", output=DATA, target=DATA
     ),
+    **{
+        f"{type(likelihood).__name__}.log_prob": entry(
+            likelihood.log_prob, lambda: {"output": X, "target": torch.ones(8, 3)}, "target", output=DATA, target=DATA
+        )
+        for likelihood in (bbb.Poisson(), bbb.NegativeBinomial(), bbb.StudentT())
+    },
+    "Ordinal.log_prob": entry(
+        bbb.Ordinal(3).log_prob,
+        lambda: {"output": X, "target": torch.ones(8, 3, dtype=torch.int64)},
+        "target",
+        output=DATA,
+        target=DATA | "ints [8, 3]",
+    ),
     "Gaussian.log_prob": entry(
         bbb.Gaussian(0.1).log_prob, lambda: {"output": X, "target": X}, "target", output=DATA, target=DATA
     ),
@@ -246,12 +324,14 @@ TABLE: dict[str, Entry] = {
         likelihood=Kind(("likelihood",)),
         prior=PRIOR,
         sigma=POSITIVE | FUNCTION,
-        estimator=ANY,
+        estimator=Kind(("None",)),
+        family=ANY,
         select=FUNCTION | "None",
         normalisation=FLAG,
         centre=Kind(("None",)),
         seed=WHOLE | "None",
     ),
+    "LowRank": entry(lambda rank: wrapped(family=bbb.LowRank(rank)), rank=COUNT),
     "Bayesian.seed": entry(lambda seed: setattr(small_model(), "seed", seed), seed=WHOLE),
     "Bayesian.draw": entry(
         lambda **given: small_model().draw(**given)(X),
@@ -278,6 +358,23 @@ TABLE: dict[str, Entry] = {
         rho_lr=NOT_NEGATIVE | "None",
         weight_decay=NOT_NEGATIVE,
     ),
+    "Adam": entry(
+        lambda **given: bbb.Adam(**{"params": small_model().parameters(), **given}),
+        params=ANY,
+        lr=NOT_NEGATIVE,
+        betas=ANY,
+        eps=NOT_NEGATIVE,
+        fused=FLAG | "None",
+    ),
+    "Adam.backward": entry(lambda cost: bbb.Adam(small_model().parameters()).backward(cost), cost=DATA),
+    "Adam.add_param_group": entry(
+        lambda **given: bbb.Adam(small_model().parameters()).add_param_group(
+            {"params": small_net().parameters(), **given}
+        ),
+        params=Kind(("[]", "tensor of one", "tensor [2]")),
+        lr=NOT_NEGATIVE,
+        weight_decay=NOT_NEGATIVE,
+    ),
     "Ensemble": entry(
         ensemble,
         lambda: {"weights": {"0.weight": torch.ones(2, 4, 3)}},
@@ -294,6 +391,14 @@ TABLE: dict[str, Entry] = {
     ),
     "Predictive.log_prob": entry(lambda target: small_model().predict(X, draws=2).log_prob(target), target=DATA),
     "Predictive.quantiles": entry(lambda q: small_model().predict(X, draws=2).quantiles(q), q=DATA | "[1]"),
+    "Predictive.sample": entry(
+        lambda **given: small_model().predict(X, draws=2).sample(**{"count": 2, **given}),
+        count=COUNT,
+        generator=Kind(("None",)),
+    ),
+    "Predictive.interval": entry(lambda level: small_model().predict(X, draws=2).interval(level), level=PROBABILITY),
+    "Predictive.log_prob, counts": entry(lambda target: counts().log_prob(target), target=DATA | "ints [8, 3]"),
+    "Predictive.quantiles, counts": entry(lambda q: counts().quantiles(q), q=DATA | "[1]"),
     "Predictive.log_prob, classes": entry(
         lambda target: classifier().predict(X, draws=2).log_prob(target), target=DATA
     ),
@@ -334,6 +439,7 @@ TABLE: dict[str, Entry] = {
         inputs=INPUTS,
         targets=DATA,
         batch=Kind(("None",)),
+        weights=DATA | "None",
         n=COUNT | "None",
         step=COUNT | "None",
     ),
@@ -350,6 +456,7 @@ TABLE: dict[str, Entry] = {
         batch_size=COUNT,
         seed=WHOLE,
         order=FUNCTION | "None",
+        weights=DATA | "None",
     ),
     "Batches.set_epoch": entry(batches_of, epoch=WHOLE),
     "fit": entry(
@@ -358,7 +465,7 @@ TABLE: dict[str, Entry] = {
         "n",
         model=MODEL,
         batches=Kind(("loader",)),
-        epochs=COUNT,
+        epochs=COUNT | "None",
         n=COUNT | "None",
         optimiser=Kind(("None",)),
         scheduler=Kind(("None",)),
@@ -380,6 +487,9 @@ TABLE: dict[str, Entry] = {
     "Best": entry(trained(callbacks.Best), lambda: {"path": "x"}, path=TEXT, monitor=ANY),
     "Best.load": entry(lambda objective: best().load(objective), objective=MODEL),
     "EarlyStopping": entry(trained(callbacks.EarlyStopping), monitor=ANY, patience=COUNT),
+    "Convergence": entry(
+        lambda **given: trained(callbacks.Convergence)(**{"most": 10**9, **given}), first=COUNT, most=COUNT
+    ),
     "Averaging": entry(trained(callbacks.Averaging), factor=PROBABILITY),
     "Progress": entry(trained(callbacks.Progress), title=TEXT, describe=FUNCTION),
     "Records": entry(trained(callbacks.Records), path=TEXT),
@@ -421,6 +531,102 @@ TABLE: dict[str, Entry] = {
     "brier": entry(evaluation.brier, *_LABELLED, prediction=DATA, labels=DATA),
     "score": entry(evaluation.score, *_LABELLED, prediction=DATA, labels=DATA),
     "calibration": entry(evaluation.calibration, *_LABELLED, bins=COUNT),
+    "rmse": entry(evaluation.rmse, _predicted, prediction=DATA, targets=DATA),
+    "crps": entry(evaluation.crps, _predicted, prediction=DATA, targets=DATA),
+    "covered": entry(
+        evaluation.covered,
+        lambda: {**_predicted(), "levels": [0.5]},
+        prediction=DATA,
+        targets=DATA,
+        levels=DATA | "[1]",
+    ),
+    "auroc": entry(evaluation.auroc, lambda: {"inside": X[0], "outside": X[1]}, inside=_NUMBERS, outside=_NUMBERS),
+    "fpr95": entry(evaluation.fpr95, lambda: {"inside": X[0], "outside": X[1]}, inside=_NUMBERS, outside=_NUMBERS),
+    "risk_coverage": entry(
+        evaluation.risk_coverage,
+        lambda: {"uncertainty": X[:, 0], "loss": Y[:, 0]},
+        "loss",
+        uncertainty=_NUMBERS,
+        loss=_NUMBERS,
+    ),
+    "evaluate": entry(
+        lambda **given: bbb.evaluate(**{"model": small_model(), "data": (X, Y), "draws": 2, **given}),
+        dict,
+        "target inputs",
+        model=MODEL,
+        data=DATA | "loader",
+        outside=INPUTS | "None" | "loader" | "{}",
+        shifts=Kind(("None", "{}")),
+        draws=COUNT,
+        seed=WHOLE | "None",
+    ),
+    "Verdict.save_html": entry(
+        lambda **given: inside(verdict().save_html, **{"path": "x", **given}), path=TEXT, title=TEXT
+    ),
+    "calibrate_temperature": entry(
+        lambda **given: bbb.calibrate_temperature(
+            **{"model": classifier(), "held_out": (X, CLASSES), "draws": 2, **given}
+        ),
+        dict,
+        "target",
+        model=ANY,
+        held_out=DATA,
+        draws=COUNT,
+        seed=WHOLE | "None",
+    ),
+    "TemperatureScaled": entry(
+        lambda **given: TemperatureScaled(**{"model": classifier(), "temperature": 1.0, **given}), temperature=POSITIVE
+    ),
+    "conformal_intervals": entry(
+        lambda **given: bbb.conformal_intervals(
+            **{"model": small_model(), "held_out": (X, Y), "level": 0.5, "draws": 2, **given}
+        ),
+        dict,
+        "target",
+        model=MODEL,
+        held_out=DATA | "loader",
+        level=Kind(("0.5", "Fraction", "np.float32", "1e-200")),
+        draws=COUNT,
+        seed=WHOLE | "None",
+    ),
+    "ConformalIntervals.intervals": entry(
+        lambda inputs: bbb.conformal_intervals(small_model(), (X, Y), level=0.5, draws=2).intervals(inputs),
+        inputs=INPUTS,
+    ),
+    "compare": entry(
+        lambda **given: bbb.compare(**{**_compared(), **given}),
+        dict,
+        "data outside inputs",
+        make_net=FUNCTION,
+        train=Kind(("loader",)),
+        test=DATA | "loader",
+        epochs=COUNT,
+        likelihood=Kind(("likelihood", "None")),
+        methods=ANY,
+        wrap=FUNCTION | "None",
+        outside=INPUTS | "None" | "loader" | "{}",
+        shifts=Kind(("None", "{}")),
+        n=COUNT | "None",
+        lr=POSITIVE | "None",
+        dropout=PROBABILITY,
+        ivon=Kind(("None", "{}", "{1: 2}")),
+        draws=COUNT,
+        seed=WHOLE,
+        progress=FLAG,
+    ),
+    "diagnose": entry(
+        lambda **given: diagnose(**{"model": small_model(), "data": (X, Y), "draws": 25, **given}),
+        dict,
+        "target",
+        model=MODEL,
+        data=DATA | "loader",
+        draws=Kind(),
+        seed=WHOLE | "None",
+    ),
+    "pareto_k": entry(pareto_k, log_weights=DATA),
+    "Bayesian.report": entry(
+        lambda data: small_model().report(data, draws=25), dict, "target", data=DATA | "loader" | "None"
+    ),
     # bandits
     "Uniform": entry(acted(bandits.Uniform), dict, "context", **_AGENT),
     "LinearThompson": entry(acted(bandits.LinearThompson), precision=POSITIVE, a=POSITIVE, b=POSITIVE),
@@ -526,7 +732,9 @@ TABLE: dict[str, Entry] = {
         classes=DATA,
         n_samples=COUNT | "None",
     ),
-    "BayesianMLPClassifier.predict_proba": entry(fitted(BayesianMLPClassifier).predict_proba, X=ARRAYS),
+    "BayesianMLPClassifier.predict_proba": entry(
+        lambda **given: fitted(BayesianMLPClassifier).predict_proba(**given), X=ARRAYS
+    ),
     "BayesianMLPRegressor.predict": entry(
         lambda **given: fitted(BayesianMLPRegressor).predict(**{"X": X.numpy(), **given}),
         dict,

@@ -74,6 +74,27 @@ def _read_model(path: Path) -> Any:
     return dict(model.state_dict()), repr(model.likelihood), repr(model.plan), model.seed
 
 
+class _Heads(nn.Linear):
+    """A network with heads within a head."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = super().forward(x)
+        return {"a": (h[:, :1], h[:, 1:2]), "b": h[:, 2:]}
+
+
+def _write_heads(path: Path) -> None:
+    torch.manual_seed(0)
+    classes = bbb.Categorical(weight=[1.0, 0.5], label_smoothing=0.1, ignore_index=-1)
+    likelihood = bbb.Joint({"a": bbb.Joint([bbb.Ordinal(3), bbb.StudentT(df=3.0)]), "b": classes})
+    bbb.save(bbb.Bayesian(_Heads(3, 4), likelihood, seed=3), path)
+
+
+def _read_heads(path: Path) -> Any:
+    model = bbb.load(path, _Heads(3, 4))
+    model.eval()(torch.ones(2, 3))
+    return dict(model.state_dict()), repr(model.likelihood), repr(model.plan), model.seed, _show(path)
+
+
 def _read_sparse(path: Path) -> Any:
     net = bbb.load_sparse(path)
     first = next(layer for layer in net.layers if hasattr(layer, "in_features"))
@@ -218,6 +239,7 @@ def _show(path: Path) -> Any:
 
 SUBJECTS: dict[str, Subject] = {
     "model": Subject(lambda path: bbb.save(_model(), path), _read_model),
+    "model of heads": Subject(_write_heads, _read_heads),
     "sparse network": Subject(_write_sparse, _read_sparse),
     "checkpoint": Subject(lambda path: _run(path, 2), lambda path: _run(path, 3)),
     "best": Subject(lambda path: _run(path, 2, Best), _read_best),

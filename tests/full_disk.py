@@ -5,6 +5,7 @@ The disk is full in two ways: the file may grow to a random size only, or it can
 
 import contextlib
 import errno
+import json
 import os
 import random
 import resource
@@ -139,3 +140,11 @@ def _limited(size: int) -> Iterator[None]:
 def _unsynced() -> Any:
     """Some file systems say only when a file is synced that there is no room for it."""
     return mock.patch("os.fsync", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def main() -> None:
+    """Fill the disk once for each kind of file and way, and print what came of it."""
+    from attack import disk  # which needs this module
+
+    for attempt in disk.run(seed=1, seconds=0.0):
+        print(json.dumps(attempt))

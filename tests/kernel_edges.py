@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-SIZES = [0, 1, 31, 32, 33, 255, 256, 257, 8191, 8192, 8193]
+SIZES = [0, 1, 31, 32, 33, 255, 256, 257, 8193]
+CHUNKS = [8191, 8192, 8193]  # their ends are the same for all priors: the first has them all
 TYPES = [np.float32, np.float64]
 SEED, STEP, DRAW, MANY = 2**40 + 7, 2**31 + 5, 2**32 - 2, 3  # the counter of the draws wraps around
 PRIORS = {
@@ -22,12 +23,19 @@ PRIORS = {
     "MIXTURE": (0.25, 1.0, 0.1),
     "LAPLACE": (0.2, 0, 0),
     "NORMAL_KL": (0.3, 0, 0),
+    "LAPLACE_KL": (0.2, 0, 0),
 }
 # Whether there is all that may be left out (a centre, gradients of means and variances, deviations in place of
 # weights), and which weights are constant.
 FORMS = [(False, "none"), (True, "some"), (True, "none"), (False, "all")]
 POINTERS = ["mu", "rho", "centre", "w", "gw", "gm", "gv", "gmu", "grho"]
+MOMENTS = ["mu_m", "mu_v", "rho_m", "rho_v"]
+ADAM = {"rate": 0.01, "scale": 1.5, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "keep": 0.9}
 Array = np.ndarray[Any, Any]
+
+
+def sizes_of(kind: str) -> list[int]:
+    return [*SIZES[:-1], *CHUNKS] if kind == next(iter(PRIORS)) else SIZES
 
 
 def extension(path: str) -> Any:
@@ -47,14 +55,26 @@ def memory(n: int, dtype: Any, many: int = 1) -> Array:
 def parameter(n: int, dtype: Any, kind: str, full: bool, constants: str) -> dict[str, Any]:
     """One parameter with all that a kernel reads and writes."""
     generator = np.random.default_rng(n)
-    arrays = {name: memory(n, dtype) for name in POINTERS}
+    arrays = {name: memory(n, dtype) for name in [*POINTERS, *MOMENTS]}
     for name in ("mu", "centre", "gw", "gm", "gv"):
         arrays[name][:] = generator.standard_normal(n)
     arrays["rho"][:] = generator.uniform(-7, 3, n)
     arrays["rho"][{"none": slice(0, 0), "some": slice(0, None, 3), "all": slice(None)}[constants]] = -1e30
+    for name in MOMENTS:
+        arrays[name][:] = generator.uniform(0.1, 1, n)
     if not full:
         del arrays["centre"], arrays["gm"], arrays["gv"]
-    return {"n": n, "wide": dtype is np.float64, "kind": kind, "stream": 4 * n + 1, "deviates": full, **arrays}
+    numbers = {f"{of}_{name}": value for of in ("mu", "rho") for name, value in ADAM.items()}
+    numbers |= {f"{of}_step": np.zeros(1, np.float32) for of in ("mu", "rho")}
+    return {
+        "n": n,
+        "wide": dtype is np.float64,
+        "kind": kind,
+        "stream": 4 * n + 1,
+        "deviates": full,
+        **arrays,
+        **numbers,
+    }
 
 
 def table(cpu: Any, parameters: list[dict[str, Any]]) -> bytearray:
@@ -72,21 +92,33 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
     """What every kernel makes of the parameters."""
     results: dict[str, list[Array]] = {}
 
-    def call(kernel: str, own: float, outputs: list[str]) -> None:
+    def call(kernel: str, own: float, outputs: list[str], case: str = "") -> None:
         number = getattr(cpu, kernel)(table(cpu, parameters), threads, SEED, STEP, DRAW, own)
-        results[kernel] = [np.array([number]), *(given[name].copy() for given in parameters for name in outputs)]
+        arrays = [given[name].copy() for given in parameters for name in outputs]
+        results[case or kernel] = [np.array([number]), *arrays]
 
+    first = [given | {name: given[name].copy() for name in ("gw", "gm", "gv") if name in given} for given in parameters]
     call("draw", 0.0, ["w"])
     call("backward", 0.7, ["gmu", "grho"])
     for given in parameters:  # the gradients of mu may overwrite those of w
         given["gmu"] = given["gw"]
     call("backward", -0.7, ["gmu", "grho"])
+    for before, case in enumerate(("redraw", "again")):  # two more draws, of which the second is the last
+        for given in parameters:
+            given |= {"before": before, "deviates": False, "gm": 0, "gv": 0}
+        call("redraw", 0.7, ["w", "gmu", "grho"], case)
+    call("backward", 0.7, ["gmu", "grho"], "last")
     call("variance", 0.0, ["w"])
     call("signs", 0.0, ["w"])
     for given in parameters:
         given["w"] = memory(given["n"], given["w"].dtype, MANY)
     call("normal", MANY, ["w"])
     call("draws", MANY, ["w"])
+    for given, before in zip(parameters, first, strict=True):  # else the rounding of all calls comes together
+        given["gw"][:] = given["gmu"][:] = before["gw"]
+        given |= {name: before.get(name, 0) for name in ("before", "deviates", "gm", "gv")}
+    call("adam", 0.0, ["mu", "mu_m", "mu_v", "mu_step"])
+    call("backward_adam", 0.7, ["mu", "rho", *MOMENTS, "mu_step", "rho_step"])
     return results
 
 
@@ -94,8 +126,9 @@ def main(path: str, results: str) -> None:
     cpu, found = extension(path), dict[str, Array]()
     for number, (dtype, kind, rest) in enumerate(itertools.product(TYPES, PRIORS, FORMS)):
         form = dtype, kind, *rest
-        all_together = [parameter(n, *form) for n in [*SIZES, *SIZES]]  # enough for several threads
-        alone = [parameter(n, *form) for n in SIZES]
+        sizes = sizes_of(kind)
+        all_together = [parameter(n, *form) for n in [*sizes, 8193]]  # enough for several threads
+        alone = [parameter(n, *form) for n in sizes]
         outputs = {str(given["n"]): run(cpu, [given], 1) for given in alone} | {"all": run(cpu, all_together, 3)}
         for case, kernels in outputs.items():
             for kernel, arrays in kernels.items():

@@ -16,14 +16,13 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +41,8 @@ from bayesbackprop_paper.experiments.recipe import BEST, CHECKPOINT
 
 # Seconds that an attempt may take, after which it counts as hung.
 LIMIT = 60.0
+# Seconds that torchrun leaves the other rank to end by itself, and then to end by SIGTERM.
+PATIENCE = 1.0
 # Of one run; then it may finish, and the next begins. It is also how often torchrun may start its ranks again.
 KILLS_OF_A_RUN = 3
 
@@ -129,44 +130,74 @@ def survive(name: str, folder: Path, *, seed: int, kills: int) -> Outcome:
 # --- children --------------------------------------------------------------------------------------------------------
 
 
-def forked(run: Callable[[Path], None], moments: list[Moment], folder: Path) -> End:
-    """An attempt in a child that is forked from this process. It ends by the first signal."""
+def itself(child: int) -> list[int]:
+    return [child]
+
+
+def forked(
+    run: Callable[[Path], None], moments: list[Moment], folder: Path, victims: Callable[[int], list[int]] = itself
+) -> End:
+    """An attempt in a child that is forked from this process.
+
+    Whenever its ``victims`` are new ones, one of them gets a signal: the child itself, which ends by it, or of its two
+    ranks, which it starts again, one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     said = folder.parent / "said.txt"
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            run(folder)
-            code = 0
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    began, sent, code = time.monotonic(), list[Moment](), None
-    while code is None:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        now = time.monotonic() - began
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-        elif now > LIMIT:
-            os.kill(child, signal.SIGKILL)
+        _be(run, folder, said)
+    alive, known, sent, began, since = list[int](), set[int](), list[Moment](), time.monotonic(), 0.0
+    try:
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            now, left = time.monotonic() - began, moments[len(sent) :]
+            if ended:
+                return End(os.waitstatus_to_exitcode(status), sent, said.read_text() if said.exists() else "")
+            if now > (1 + len(sent)) * LIMIT:
+                return End(None, sent, f"hung. {said.read_text()}")
+            found = victims(child)
+            if found and not known & set(found):  # their time begins
+                alive, since = sorted(found), now
+                known |= set(found)
+            if left and alive and now - since > left[0].seconds:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(alive[left[0].rank % len(alive)], left[0].number)
+                    sent.append(left[0])
+                alive = []
+            time.sleep(0.002)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # ranks may survive who started them
+            os.killpg(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
-            return End(None, sent, f"hung. {said.read_text()}")
-        elif moments and not sent and now > moments[0].seconds:
-            os.kill(child, moments[0].number)
-            sent.append(moments[0])
-        time.sleep(0.002)
-    return End(code, sent, said.read_text() if said.exists() else "")
+
+
+def _be(run: Callable[[Path], None], folder: Path, said: Path) -> NoReturn:
+    """What the child does: it runs in a group of its own, and what it says goes to a file."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        _default_signals()
+        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        run(folder)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _default_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def command(*options: str, folder: str) -> Callable[[Path], None]:
@@ -179,56 +210,51 @@ def command(*options: str, folder: str) -> Callable[[Path], None]:
     return run
 
 
-def under_torchrun(kind: str, moments: list[Moment], folder: Path) -> End:
-    """An attempt with two ranks. After each signal to one of them torchrun starts both again, with the same command."""
-    folder.mkdir(parents=True, exist_ok=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    torchrun += ["--max-restarts", str(KILLS_OF_A_RUN), __file__, "--rank", kind, str(folder)]
-    here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here}
-    said = folder.parent / "said.txt"
-    with said.open("w") as output:
-        process = subprocess.Popen(torchrun, env=environment, stdout=output, stderr=output)
-    ranks, known, sent, began, since = list[int](), set[int](), list[Moment](), time.monotonic(), 0.0
+def under_torchrun(run: Callable[[Path], None], moments: list[Moment], folder: Path) -> End:
+    """An attempt with two ranks. After each signal to one of them torchrun starts both again, with the same command.
+
+    It is what ``torchrun --standalone --nproc-per-node 2 --max-restarts`` calls, but for ranks that are forked.
+    """
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # not every torch has it
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id=f"{os.getpid()}-{time.monotonic()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=KILLS_OF_A_RUN,
+        start_method="fork",
+    )
+
+    def launch(place: Path) -> None:
+        os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        # A rank that waits for one that is gone, in code that hears no signal, would be killed after half a minute.
+        context: Any = torch.multiprocessing.ProcessContext
+        context.join = functools.partialmethod(context.join, grace_period=PATIENCE)
+        elastic_launch(config, _be_rank)(run, place)
+
+    end = forked(launch, moments, folder, ranks_of)
+    # torchrun reports ranks that it started again with tracebacks of its own.
+    return end if end.code else end._replace(said="")
+
+
+def _be_rank(run: Callable[[Path], None], folder: Path) -> None:
+    _default_signals()
     try:
-        while process.poll() is None:
-            time.sleep(0.02)
-            now = time.monotonic() - began
-            if now > (1 + len(sent)) * LIMIT:
-                return End(None, sent, f"hung. {said.read_text()}")
-            found = children_of(process.pid)
-            if len(found) == 2 and not known & set(found):  # both are new: their time begins
-                ranks, since = sorted(found), now
-                known |= set(found)
-            if len(sent) < len(moments) and ranks and now - since > moments[len(sent)].seconds:
-                moment = moments[len(sent)]
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(ranks[moment.rank], moment.number)
-                    sent.append(moment)
-                ranks = []
-        # torchrun reports ranks that it started again with tracebacks of its own.
-        return End(process.returncode, sent, said.read_text() if process.returncode else "")
-    finally:
-        for each in known:  # ranks are in sessions of their own, and may survive torchrun
-            if str(folder) in command_line(each):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
-        process.kill()
-        process.wait()
+        run(folder)
+    except SystemExit as error:
+        if error.code:  # else the launcher would wait for what this returns
+            raise
 
 
-def children_of(process: int) -> list[int]:
-    """The ranks that torchrun has started."""
+def ranks_of(process: int) -> list[int]:
+    """The ranks that a launcher has started, when there are both."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        each = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        return [int(child) for child in each if "--rank" in command_line(int(child))]
+        found = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+        return found if len(found) == 2 else []
     return []
-
-
-def command_line(process: int) -> str:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return ""
 
 
 # --- what is run -----------------------------------------------------------------------------------------------------
@@ -303,8 +329,8 @@ CASES: dict[str, Case] = {
     "fit": Case(functools.partial(forked, RANKS["fit"]), hash_of_fit),
     "simulate": Case(functools.partial(forked, simulate_with_checkpoint), hash_of_simulation),
     "search": Case(functools.partial(forked, command(*SEARCH, folder="--runs")), hash_of_search),
-    "torchrun train": Case(functools.partial(under_torchrun, "train"), hash_of_training),
-    "torchrun fit": Case(functools.partial(under_torchrun, "fit"), hash_of_fit),
+    "torchrun train": Case(functools.partial(under_torchrun, RANKS["train"]), hash_of_training),
+    "torchrun fit": Case(functools.partial(under_torchrun, RANKS["fit"]), hash_of_fit),
 }
 
 
@@ -329,21 +355,19 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=f"Of {', '.join(CASES)}; all unless given.")
     parser.add_argument("--kills", type=int, default=10, help="Of each case.")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="Of the moments and signals.")
-    parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help="Where the runs are.")
     options = parser.parse_args()
     with small():
-        if options.rank is not None:  # as torchrun starts it
-            RANKS[options.rank[0]](Path(options.rank[1]))
-            return
         # What the children would import, slowly: here once for all.
-        import optuna  # noqa: F401
         import torch._dynamo  # noqa: F401
 
         import bayesbackprop_paper.cli.reproduce  # noqa: F401
 
+        if "search" in options.cases:
+            import optuna.storages._rdb.storage  # noqa: F401
         failed = False
         for name in options.cases or CASES:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                 outcome = survive(name, Path(folder), seed=options.seed, kills=options.kills)
             print(outcome, flush=True)
             failed |= bool(outcome.problems)

@@ -19,7 +19,11 @@ from bayesbackprop import (
     Gaussian,
     Likelihood,
     LogLikelihood,
+    NegativeBinomial,
     Normal,
+    Ordinal,
+    Poisson,
+    StudentT,
     plain_kernels,
 )
 from opaque import Opaque
@@ -50,6 +54,10 @@ def numbers(batch: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(batch, 4, dtype=dtype)
 
 
+def counts(batch: int, dtype: torch.dtype) -> Tensor:
+    return torch.randint(6, (batch, 4))
+
+
 def half(batch: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(batch, 2, dtype=dtype)
 
@@ -61,6 +69,10 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Likelihood], Callable[[int, torch.dtyp
     "gaussian": (lambda: Gaussian(0.3), numbers),
     "learnt": (lambda: Gaussian("learnt", initial=0.7), numbers),
     "per-input": (lambda: Gaussian("per-input"), half),
+    "student": (lambda: StudentT(initial_scale=0.7), numbers),
+    "poisson": (Poisson, counts),
+    "negative binomial": (NegativeBinomial, counts),
+    "ordinal": (lambda: Ordinal(6), counts),
     "function": (lambda: LogLikelihood(student), numbers),
     "own": (lambda: Cauchy(0.3), numbers),
 }

@@ -6,38 +6,67 @@ Wrap any module, train it on the variational free energy, and ask for a predicti
 from bayesbackprop import callbacks
 from bayesbackprop._engine import Draw, plain_kernels
 from bayesbackprop._version import __version__
+from bayesbackprop.calibration import calibrate_temperature, conformal_intervals
+from bayesbackprop.comparison import compare
 from bayesbackprop.export import load_sparse, save_sparse, sparse
-from bayesbackprop.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, LogLikelihood
+from bayesbackprop.families import Diagonal, FullCovariance, LowRank
+from bayesbackprop.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Joint,
+    Likelihood,
+    LogLikelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.optim import Adam
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
 from bayesbackprop.saving import load, save
 from bayesbackprop.training import Batches, fit
+from bayesbackprop.verdict import evaluate
 
 __all__ = [
+    "Adam",
     "Batches",
     "Bayesian",
     "Bernoulli",
     "Categorical",
     "Cost",
+    "Diagonal",
     "Draw",
     "Ensemble",
     "FreeEnergy",
+    "FullCovariance",
     "Gaussian",
+    "Joint",
     "Laplace",
     "Likelihood",
     "LogDensity",
     "LogLikelihood",
+    "LowRank",
+    "NegativeBinomial",
     "Normal",
+    "Ordinal",
+    "Poisson",
     "Predictive",
     "Prior",
     "Relative",
     "ScaleMixture",
+    "StudentT",
     "__version__",
+    "calibrate_temperature",
     "callbacks",
+    "compare",
+    "conformal_intervals",
+    "evaluate",
     "fit",
     "load",
     "load_sparse",

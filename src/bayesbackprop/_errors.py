@@ -4,15 +4,22 @@ import math
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+_CHECKPOINT = torch.utils.checkpoint.__file__
+# The hooks for saved tensors that are active, if any. Torch has no public name for it, and torch 2.6 none at all.
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 120
@@ -90,32 +97,32 @@ def check_choice(owner: str, options: Sequence[str], **values: object) -> None:
 
 def check_callable(owner: str, **values: object) -> None:
     """Refuse whatever cannot be called."""
-    for name, value in values.items():
-        if not callable(value):
-            raise invalid(name, owner, "a function", value)
+    check_type(owner, Callable, "a function", **values)
 
 
 def check_text(owner: str, **values: object) -> None:
     """Refuse whatever is not text."""
-    for name, value in values.items():
-        if not isinstance(value, str):
-            raise invalid(name, owner, "a str", value)
+    check_type(owner, str, "a str", **values)
 
 
-def check_path(owner: str, **values: object) -> None:
-    """Refuse whatever is not a path."""
-    for name, value in values.items():
-        if not isinstance(value, str | os.PathLike):
-            raise invalid(name, owner, "a path", value)
+def check_path(owner: str, **values: Any) -> Path:
+    """Refuse whatever is not a path; the last of them."""
+    check_type(owner, str | os.PathLike, "a path", **values)
+    return Path([*values.values()][-1])
 
 
 def check_list(owner: str, **values: object) -> Sequence[Any]:
     """Refuse whatever is neither a sequence, a tensor nor an array with at least one dimension; the last of them."""
     for name, value in values.items():
-        many = value.ndim if isinstance(value, Tensor | np.ndarray) else isinstance(value, Sequence)
-        if not many or isinstance(value, str | bytes):
+        if not is_list(value):
             raise invalid(name, owner, "a list", value)
     return value  # type: ignore[return-value]
+
+
+def is_list(value: object) -> bool:
+    """Whether it is a sequence, a tensor or an array with at least one dimension, and no text."""
+    many = value.ndim > 0 if isinstance(value, Tensor | np.ndarray) else isinstance(value, Sequence)
+    return many and not isinstance(value, str | bytes)
 
 
 def check_type(owner: str, kind: Any, constraint: str, **values: object) -> None:
@@ -123,6 +130,11 @@ def check_type(owner: str, kind: Any, constraint: str, **values: object) -> None
     for name, value in values.items():
         if not isinstance(value, kind):
             raise invalid(name, owner, constraint, value)
+
+
+def is_finite(value: Tensor) -> bool:
+    """Whether all numbers are finite. A look at the sum is quick; but it may overflow where they do not."""
+    return math.isfinite(value.sum().item()) or bool(value.isfinite().all())
 
 
 def check_finite(parameter: str, owner: str, value: Tensor) -> None:
@@ -136,7 +148,7 @@ def check_finite(parameter: str, owner: str, value: Tensor) -> None:
     if torch.compiler.is_compiling():
         message = f"The '{parameter}' parameter of {owner} must be finite. Got NaN or inf instead."
         torch._assert_async(value.isfinite().all(), message)
-    elif not math.isfinite(value.sum().item()) and not value.isfinite().all():  # the sum is quick, and may overflow
+    elif not is_finite(value):
         bad = int((~value.isfinite()).sum())
         got = Described(f"NaN or inf in {bad} of {value.numel()} numbers")
         raise invalid(parameter, owner, "finite", got)
@@ -160,6 +172,17 @@ def check_batch(parameter: str, owner: str, tensors: Sequence[Tensor]) -> None:
         check_finite(parameter, owner, tensor.clamp(min=-1) if number and tensor.is_floating_point() else tensor)
 
 
+def check_weights(owner: str, weights: Any, examples: int) -> None:
+    """Refuse weights of examples that are not a finite number of at least 0 for each."""
+    is_float = isinstance(weights, Tensor) and weights.is_floating_point() and weights.layout is torch.strided
+    if not is_float or tuple(weights.shape) != (examples,):
+        got = tensor_shape(weights) if isinstance(weights, Tensor) else weights
+        raise invalid("weights", owner, f"a float tensor of shape [{examples}], one number for each example", got)
+    check_finite("weights", owner, weights)
+    if not torch.compiler.is_compiling() and bool((weights < 0).any()):
+        raise invalid("weights", owner, "at least 0", Described(f"{float(weights.min()):g} among them"))
+
+
 def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
     """Refuse a module of which each rank holds a part alone: the parts of a DTensor would be taken for the whole."""
     # Who has sharded a module has imported these.
@@ -169,6 +192,40 @@ def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
         if isinstance(value, kinds):
             constraint = "whole on each rank (fully_shard is not supported: use DistributedDataParallel)"
             raise invalid(parameter, owner, constraint, Described(f"one of which '{name}' is sharded"))
+
+
+def is_on_the_stack(found: Callable[[CodeType], bool], up_to: CodeType | None = None) -> bool:
+    """Whether a function for whose code ``found`` is true has called the caller, inside that of ``up_to`` if given."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not up_to:
+        if found(frame.f_code):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def is_checkpointed(up_to: CodeType | None = None) -> bool:
+    """Whether activation checkpointing runs the caller, inside ``up_to``, and will run it again to go back.
+
+    Checkpointing runs a function without gradients or under hooks for saved tensors. So may others: its file on the
+    stack tells.
+    """
+    if torch.is_grad_enabled() and _top_hooks is not None and _top_hooks(True) is None:
+        return False
+    return is_on_the_stack(lambda code: code.co_filename == _CHECKPOINT, up_to)
+
+
+@contextmanager
+def all_or_nothing(*owners: object) -> Iterator[None]:
+    """Within it ``owners`` get other attributes; a failure leaves them with those that they had."""
+    before = [dict(vars(owner)) for owner in owners]
+    try:
+        yield
+    except BaseException:
+        for owner, values in zip(owners, before, strict=True):
+            vars(owner).clear()
+            vars(owner).update(values)
+        raise
 
 
 def _floats(
@@ -189,6 +246,8 @@ def _floats(
 def _shown(got: object) -> str:
     if isinstance(got, Described):
         return got
+    if isinstance(got, Tensor):
+        return tensor_shape(got)
     try:
         return _short.repr(got)
     except ValueError:  # Python prints no int of more than 4300 digits

@@ -11,6 +11,7 @@ shapes and types agree with their bytes. What JSON claims is checked here and by
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -136,7 +137,8 @@ def kind_of(path: StrPath, owner: str) -> Kind:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write tensors, and what JSON can say, as a checkpoint."""
+    """Write tensors, and what JSON can say, as a checkpoint; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, "checkpoint", tensors, metadata)
 
 
@@ -228,6 +230,12 @@ def check_counter(name: str, value: object) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{name} {value!r:.80}")
     return value
+
+
+def check_number(name: str, value: Any, below: float = math.inf) -> None:
+    """Refuse what is no finite number, whose size is ``below`` a limit, and integers that no float can hold."""
+    if type(value) not in (int, float) or not abs(value) < (min(below, _LARGEST) if type(value) is int else below):
+        raise ValueError(f"{name} {value!r:.80}")
 
 
 @contextmanager

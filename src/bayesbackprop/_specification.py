@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar, cast
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator, has_rule
 from bayesbackprop._errors import Described, check_choice, invalid
+from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.priors import Prior
 
 T = TypeVar("T")
@@ -96,6 +97,35 @@ def specify(
         chosen: Estimator = "shared" if why else wanted[name]
         entries.append(Specification(name, shape, numel, priors[name], chosen, why))
     return entries
+
+
+def grouped(
+    net: nn.Module, names: list[str], family: AnyFamily | Mapping[str, AnyFamily]
+) -> list[tuple[list[str], Family]]:
+    """The parameters that vary together, and how: those for which the same family was given, in one place."""
+    groups: dict[int, tuple[list[str], Family]] = {}
+    each: dict[str, AnyFamily] = per_parameter(family, names, "family")
+    for name, value in each.items():
+        if isinstance(value, Family):
+            groups.setdefault(id(value), ([], value))[0].append(name)
+        elif not isinstance(value, Diagonal):
+            raise invalid("family", "Bayesian", f"a family for '{name}', such as Diagonal() or LowRank(8)", value)
+    for some, value in groups.values():
+        if len(kinds := {(net.get_parameter(name).dtype, net.get_parameter(name).device) for name in some}) > 1:
+            constraint = f"one of parameters that have the same type and device, for {value}"
+            raise invalid("family", "Bayesian", constraint, Described(f"{some} of {sorted(map(str, kinds))}"))
+    return list(groups.values())
+
+
+def in_groups(entries: list[Specification], groups: list[tuple[list[str], Family]]) -> list[Specification]:
+    """The same where weights vary together: they have one draw for all examples."""
+    remarks = {name: f"{family} of {len(some)} parameters together" for some, family in groups for name in some}
+    return [
+        replace(entry, estimator="shared", reason=remarks[entry.name])
+        if entry.name in remarks and entry.prior is not None
+        else entry
+        for entry in entries
+    ]
 
 
 def print_specifications(

@@ -1,21 +1,54 @@
-"""How good predicted probabilities of classes are: error, NLL, Brier score and calibration.
+"""Metrics of predictive distributions, one function each.
 
-Each takes a prediction, from ``predict`` or a tensor of probabilities ``[N, C]``, and the true classes ``[N]``.
-Probabilities are averaged over the draws first.
+Those of classes (``error``, ``nll``, ``brier``, ``calibration``) take a prediction, from ``predict`` or a tensor of
+probabilities ``[N, C]``, and the true classes ``[N]``; those of numbers (``rmse``, ``nll``, ``crps``, ``covered``) a
+prediction and the true values. Predictions are averaged over the draws first. ``auroc``, ``fpr95`` and
+``risk_coverage`` judge any measure of uncertainty.
 """
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
 
-from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
-from bayesbackprop.prediction import ClassPredictive, Predictive
+from bayesbackprop._errors import (
+    Described,
+    check_count,
+    check_finite,
+    check_list,
+    check_probability,
+    invalid,
+    tensor_shape,
+)
+from bayesbackprop.prediction import ClassPredictive, Predictive, ValuePredictive
 
-__all__ = ["BINS", "Calibration", "Scores", "brier", "calibration", "error", "nll", "score"]
+__all__ = [
+    "BINS",
+    "Calibration",
+    "RiskCoverage",
+    "Scores",
+    "auroc",
+    "brier",
+    "calibration",
+    "covered",
+    "crps",
+    "error",
+    "fpr95",
+    "nll",
+    "risk_coverage",
+    "rmse",
+    "score",
+]
 
 # The usual number of bins of the expected calibration error.
 BINS = 15
+
+# Where no formula is known, the CRPS is an integral over this many quantiles: of a Gaussian it is then within 1e-3.
+_QUANTILES = 100
+# Numbers to hold at a time in the CRPS of a mixture: few enough for the caches.
+_CHUNK = 2**18
 
 
 class Calibration(NamedTuple):
@@ -57,12 +90,16 @@ def error(prediction: Predictive | Tensor, labels: Tensor) -> float:
 
 
 def nll(prediction: Predictive | Tensor, labels: Tensor) -> float:
-    """The mean negative log-probability of the true class, -log P(y|x), in nats; inf where that is 0.
+    """The mean negative log-probability of the truth, -log P(y|x), in nats per example; inf where that is 0.
+
+    For classes and, of a prediction, for numbers. The elements of an example's target add up.
 
     Examples:
         >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))  # log(2)
         0.6931471805599453
     """
+    if isinstance(prediction, ValuePredictive):
+        return float(-prediction.log_prob(labels).double().sum() / len(labels))
     probs = _probabilities(prediction, labels, "nll")
     if isinstance(prediction, Predictive):  # whose logarithms are exact where the probability would be 0
         return float(-prediction.log_prob(labels).double().mean())
@@ -104,19 +141,192 @@ def score(prediction: Predictive | Tensor, labels: Tensor) -> Scores:
     return Scores(error(prediction, labels), nll(prediction, labels), brier(prediction, labels), ece)
 
 
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def rmse(prediction: Predictive, targets: Tensor) -> float:
+    """The root of the mean squared distance between the predictive mean and the target."""
+    _check_numbers(prediction, targets, "rmse")
+    return float((prediction.mean.double() - targets).square().mean().sqrt())
+
+
+def crps(prediction: Predictive, targets: Tensor) -> Tensor:
+    """The continuous ranked probability score of each element: the integral of (F(z) - [z >= y])^2 over z.
+
+    It has the target's unit, is |mean - y| where there is no spread, and lower is better. For Gaussian components it is
+    exact; otherwise it is the mean pinball loss over many quantiles, which is the same integral.
+
+    Examples:
+        >>> from bayesbackprop import Gaussian
+        >>> from bayesbackprop.prediction import predictive
+        >>> prediction = predictive(Gaussian(1.0), torch.zeros(1, 1, 1), draws=1)
+        >>> crps(prediction, torch.zeros(1, 1))  # (sqrt(2) - 1) / sqrt(pi)
+        tensor([[0.2337]], dtype=torch.float64)
+    """
+    _check_numbers(prediction, targets, "crps")
+    y = targets.double()
+    if (gaussians := _gaussians(prediction)) is not None:
+        return torch.cat([_mixture_crps(*each) for each in _in_chunks(*gaussians, y.flatten())]).view_as(y)
+    levels = (torch.arange(_QUANTILES, dtype=torch.float64) + 0.5) / _QUANTILES
+    quantiles = prediction.quantiles(levels.tolist()).double()
+    levels = levels.to(y.device).view(-1, *[1] * y.dim())
+    # CRPS = 2 * integral over p of the pinball loss (y - q_p) (p - [y < q_p]).
+    return 2 * ((y - quantiles) * (levels - (y < quantiles).double())).mean(0)
+
+
+def covered(prediction: Predictive, targets: Tensor, levels: Sequence[float]) -> Tensor:
+    """Whether the central interval of each of the ``levels`` holds the target: booleans ``[levels, ...]``.
+
+    The interval of level c lies between the quantiles (1 - c) / 2 and (1 + c) / 2. The mean over the elements is the
+    coverage, which should be c.
+
+    Examples:
+        >>> from bayesbackprop import Gaussian
+        >>> from bayesbackprop.prediction import predictive
+        >>> prediction = predictive(Gaussian(1.0), torch.zeros(1, 1, 1), draws=1)
+        >>> covered(prediction, torch.ones(1, 1), [0.5, 0.9])[:, 0, 0]  # the intervals are +-0.67 and +-1.64
+        tensor([False,  True])
+    """
+    _check_numbers(prediction, targets, "covered")
+    listed = check_list("covered", levels=levels)
+    if not len(listed):
+        raise invalid("levels", "covered", "a list of floats in [0, 1]", levels)
+    checked = [check_probability("covered", levels=level)["levels"] for level in listed]
+    if (gaussians := _gaussians(prediction)) is not None:
+        mean, scale = gaussians
+        below = distributions.Normal(mean, scale).cdf(targets.double().flatten()).mean(0).view_as(targets)
+        return torch.stack([(2 * below - 1).abs() <= level for level in checked])
+    ends = prediction.quantiles([(1 + side * level) / 2 for side in (-1, 1) for level in checked])
+    return (ends[: len(checked)] <= targets) & (targets <= ends[len(checked) :])
+
+
+def _check_numbers(prediction: object, targets: object, owner: str) -> None:
+    if not isinstance(prediction, ValuePredictive):
+        raise invalid("prediction", owner, "a prediction of numbers", prediction)
+    shape = prediction.mean.shape
+    if not isinstance(targets, Tensor) or targets.shape != shape:
+        got = tensor_shape(targets) if isinstance(targets, Tensor) else targets
+        raise invalid("targets", owner, f"a tensor of shape {list(shape)}", got)
+    check_finite("targets", owner, targets)
+
+
+def _gaussians(prediction: Predictive) -> tuple[Tensor, Tensor] | None:
+    """Mean and standard deviation ``[draws, elements]`` of Gaussian components, in double precision."""
+    components = prediction.components
+    if not isinstance(components, distributions.Normal):
+        return None
+    return tuple(each.double().reshape(prediction.draws, -1) for each in (components.mean, components.stddev))  # type: ignore[return-value]
+
+
+def _in_chunks(mean: Tensor, scale: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    elements = max(1, _CHUNK // len(mean))
+    return list(zip(mean.split(elements, 1), scale.split(elements, 1), y.split(elements), strict=True))
+
+
+def _mixture_crps(mean: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+    """E|X - y| - E|X - X'| / 2 for X, X' from a uniform mixture of Gaussians, ``[K, elements]``: a folded normal each.
+
+    Of the pairs (i, j) and (j, i), which are alike, one is computed; of (i, i) the mean is 0 and the variance twice
+    that of i.
+    """
+    draws, variance = len(mean), scale.square()
+    pairs = scale.sum(0) * (2 / math.sqrt(math.pi))
+    for i in range(draws - 1):
+        pairs += 2 * _mean_distance(mean[i + 1 :] - mean[i], (variance[i + 1 :] + variance[i]).sqrt()).sum(0)
+    return _mean_distance(mean - y, scale).mean(0) - pairs / (2 * draws**2)
+
+
+def _mean_distance(mean: Tensor, scale: Tensor) -> Tensor:
+    """E|X| for X ~ N(mean, scale^2)."""
+    z = mean / scale
+    return scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mean * torch.erf(z / math.sqrt(2))
+
+
+# --- uncertainty -----------------------------------------------------------------------------------------------------
+
+
+class RiskCoverage(NamedTuple):
+    """The mean loss of the ``coverage`` least uncertain examples, from one example to all."""
+
+    coverage: Tensor
+    risk: Tensor
+
+    def at(self, coverage: float) -> float:
+        """The risk when at least this fraction of the examples is answered, and no more than needed."""
+        coverage = check_probability("RiskCoverage.at", coverage=coverage)["coverage"]
+        return float(self.risk[max(0, math.ceil(round(coverage * len(self.risk), 9)) - 1)])
+
+    @property
+    def area(self) -> float:
+        """The area under the curve: the mean risk over all coverages."""
+        return float(self.risk.mean())
+
+
+def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
+    """What is lost if only the least uncertain examples are answered.
+
+    Of equally uncertain examples each has the mean loss of them all, so that their order plays no role.
+
+    Examples:
+        >>> risk_coverage(torch.tensor([0.1, 0.4, 0.2, 0.3]), torch.tensor([0.0, 1.0, 0.0, 0.0])).risk
+        tensor([0.0000, 0.0000, 0.0000, 0.2500], dtype=torch.float64)
+    """
+    _check_scores("risk_coverage", uncertainty=uncertainty, loss=loss)
+    if uncertainty.shape != loss.shape:
+        raise invalid("loss", "risk_coverage", f"a tensor of shape {list(uncertainty.shape)}", tensor_shape(loss))
+    values, group, size = uncertainty.unique(return_inverse=True, return_counts=True)  # sorted
+    total = torch.zeros(len(values), dtype=torch.float64, device=loss.device).index_add_(0, group, loss.double())
+    number = torch.arange(1, len(loss) + 1, dtype=torch.float64, device=loss.device)
+    return RiskCoverage(number / len(loss), (total / size).repeat_interleave(size).cumsum(0) / number)
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """The probability that an ``outside`` example is more uncertain than an ``inside`` one; of equals one half counts.
+
+    Examples:
+        >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.3]))
+        0.875
+    """
+    _check_scores("auroc", inside=inside, outside=outside)
+    ranked = inside.sort().values
+    below = torch.searchsorted(ranked, outside, right=False) + torch.searchsorted(ranked, outside, right=True)
+    return float(below.double().mean()) / (2 * len(inside))
+
+
+def fpr95(inside: Tensor, outside: Tensor) -> float:
+    """The fraction of ``outside`` examples that pass the threshold which 95 % of those ``inside`` pass.
+
+    Examples:
+        >>> fpr95(torch.arange(100.0), torch.tensor([10.0, 94.0, 95.0, 200.0]))
+        0.5
+    """
+    _check_scores("fpr95", inside=inside, outside=outside)
+    threshold = inside.kthvalue(math.ceil(0.95 * len(inside))).values
+    return float((outside <= threshold).double().mean())
+
+
+def _check_scores(owner: str, **scores: object) -> None:
+    for name, score in scores.items():
+        fits = isinstance(score, Tensor) and score.dim() == 1 and len(score) and not score.is_complex()
+        if not fits or not bool(score.isfinite().all()):  # type: ignore[attr-defined]
+            got = tensor_shape(score) if isinstance(score, Tensor) else score
+            raise invalid(name, owner, "a tensor of finite numbers, one for each example", got)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
 def _probabilities(prediction: Predictive | Tensor, labels: Tensor, owner: str) -> Tensor:
     """The probabilities ``[N, C]`` in double precision, checked."""
     probs = prediction.probs if isinstance(prediction, ClassPredictive) else prediction
     if not isinstance(probs, Tensor) or probs.dim() != 2 or not probs.is_floating_point() or len(probs) == 0:
-        got = tensor_shape(probs) if isinstance(probs, Tensor) else probs
-        raise invalid("prediction", owner, "a prediction of classes, or their probabilities [N, C]", got)
+        raise invalid("prediction", owner, "a prediction of classes, or their probabilities [N, C]", probs)
     probs = probs.double()
     if not (probs >= 0).all() or not ((probs.sum(1) - 1).abs() < 1e-3).all():
         constraint = "probabilities: none below 0, each row with the sum 1 (not logits)"
         raise invalid("prediction", owner, constraint, Described("others"))
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.shape != probs.shape[:1]:
-        got = tensor_shape(labels) if isinstance(labels, Tensor) else labels
-        raise invalid("labels", owner, f"a tensor of shape [{len(probs)}] and type torch.int64", got)
+        raise invalid("labels", owner, f"a tensor of shape [{len(probs)}] and type torch.int64", labels)
     low, high = map(int, labels.aminmax())
     if low < 0 or high >= probs.shape[1]:
         got = Described(f"labels from {low} to {high}")

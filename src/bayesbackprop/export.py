@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayesbackprop._engine.mlp import ACTIVATIONS, layers_of, runs_only_forward
 from bayesbackprop._errors import check_finite, invalid
-from bayesbackprop._files import read, write
+from bayesbackprop._files import check_number, read, write
 from bayesbackprop.model import Bayesian
 
 __all__ = ["SparseLinear", "SparseNetwork", "load_sparse", "save_sparse", "sparse"]
@@ -289,8 +289,8 @@ def _module(number: int, layer: Mapping[str, Any], tensors: dict[str, Tensor], s
         for name, value in arguments.items():
             if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
                 raise TypeError(f"a {layer['kind']} with {name} {value!r}")
-            if isinstance(value, int | float) and not abs(value) < 1e30:  # what a float of single precision can be
-                raise ValueError(f"a {layer['kind']} with {name} {value!r}")
+            if type(value) in (int, float):
+                check_number(f"a {layer['kind']} with {name}", value, below=1e30)  # as a float of single precision is
         if _arguments(module) != arguments:
             raise ValueError(f"a {layer['kind']} with {arguments}")
         return module

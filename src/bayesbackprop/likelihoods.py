@@ -2,19 +2,39 @@
 
 A likelihood gives the log-probability of each example, and the distribution behind it for prediction. Targets must have
 exactly the shape the output implies: nothing is ever broadcast.
+
+What training pays for an example is its *cost*, -log P(y|x,w). A few options change this cost and nothing else: class
+weights, label smoothing, the beta of a Gaussian. They are ways to train; log-probabilities and predictions ignore them.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions, nn
 
-from bayesbackprop._errors import Described, check_callable, check_positive, check_text, invalid, tensor_shape
+from bayesbackprop import _distributions
+from bayesbackprop._errors import (
+    INT64,
+    Described,
+    check_callable,
+    check_count,
+    check_list,
+    check_not_negative,
+    check_positive,
+    check_probability,
+    check_text,
+    check_type,
+    invalid,
+    tensor_shape,
+)
 from bayesbackprop.posterior import log_softplus, softplus
+
+_T = TypeVar("_T")
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -25,14 +45,18 @@ _SMALLEST = 1e-150
 _VALIDATE = True
 
 # Never the index of a class: so that none is ignored.
-_NO_INDEX = -(2**63)
+_NO_INDEX = -INT64
+
+# More ordered classes than anyone has, so that no damaged file asks for a tensor of any size.
+_MOST_CLASSES = 2**16
 
 
 class Likelihood(nn.Module, ABC):
     """P(y|x,w) for the output of the network at the weights w.
 
-    A subclass need only define ``log_prob`` and ``distribution``. If it sets ``has_slope``, training plain stacks of
-    layers takes the gradient of its ``cost`` from ``slope`` instead of from autograd.
+    A subclass need only define ``log_prob`` and ``distribution``. One that trains on something else than -log P(y|x,w)
+    defines ``costs`` as well. If it sets ``has_slope``, training plain stacks of layers takes the gradient of its
+    ``cost`` from ``slope`` instead of from autograd.
     """
 
     has_slope = False
@@ -40,72 +64,230 @@ class Likelihood(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
-        if "log_prob" in own and "cost" not in own:  # then the parent's is of another log_prob
+        # What a subclass leaves out follows from what it defines: its parent's is of another log_prob.
+        if "costs" not in own and ("log_prob" in own or "cost" in own):
+            cls.costs = Likelihood.costs if "log_prob" in own else _no_costs  # type: ignore[method-assign]
+        if "cost" not in own and ("log_prob" in own or "costs" in own):
             cls.cost = Likelihood.cost  # type: ignore[method-assign]
-        if ("log_prob" in own or "cost" in own) and "slope" not in own:
+        if "slope" not in own and not own.keys().isdisjoint(("log_prob", "costs", "cost")):
             cls.has_slope = False
 
     @abstractmethod
-    def log_prob(self, output: Any, target: Tensor) -> Tensor:
+    def log_prob(self, output: Any, target: Any) -> Tensor:
         """log P(y|x,w) of each example, shape ``[B]``."""
 
-    def cost(self, output: Any, target: Tensor) -> Tensor:
-        """The likelihood cost, -log P(y|x,w) averaged over the examples; the library's own take fewer operations."""
-        return -self.log_prob(output, target).mean()
+    def costs(self, output: Any, target: Any) -> Tensor:
+        """What training pays for each example, shape ``[B]``: -log P(y|x,w), unless an option says otherwise."""
+        return -self.log_prob(output, target)
+
+    def cost(self, output: Any, target: Any) -> Tensor:
+        """The likelihood cost: :meth:`costs` averaged over the examples; the library's own take fewer operations."""
+        return self.costs(output, target).mean()
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         """The gradient of :meth:`cost` by an output ``[B, D]`` that it has accepted, where that takes a line."""
         raise NotImplementedError
 
     @abstractmethod
-    def distribution(self, output: Any) -> distributions.Distribution:
-        """P(y|x,w) as a distribution with one value for each element of a target."""
+    def distribution(self, output: Any) -> Any:
+        """P(y|x,w) as a ``torch.distributions.Distribution`` with one value for each element of a target."""
+
+    def arguments(self) -> dict[str, Any]:
+        """What it was made with, where that is not the default, as JSON can hold it; parameters are not among it."""
+        return {}
+
+
+def _no_costs(self: Likelihood, output: Any, target: Any) -> Tensor:  # noqa: ARG001
+    constraint = "defined besides cost, where examples have weights or it is a head of a Joint"
+    raise invalid("costs", type(self).__name__, constraint, None)
+
+
+class Weighted(Likelihood):
+    """A likelihood in which each example of one minibatch has a weight: P(y|x,w)^weight. The objective makes it.
+
+    Args:
+        likelihood: The likelihood of an example that counts once.
+        weights: A number for each example, ``[B]``.
+    """
+
+    def __init__(self, likelihood: Likelihood, weights: Tensor) -> None:
+        super().__init__()
+        self.likelihood, self.weights = likelihood, weights
+        self.has_slope = likelihood.has_slope and not weights.requires_grad
+
+    def log_prob(self, output: Any, target: Any) -> Tensor:
+        log_prob = self.likelihood.log_prob(output, target)
+        return self.weights.to(log_prob) * log_prob
+
+    def costs(self, output: Any, target: Any) -> Tensor:
+        costs = self.likelihood.costs(output, target)
+        return self.weights.to(costs) * costs
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        slope = self.likelihood.slope(output, target)
+        return slope * self.weights.to(slope)[:, None]  # a row is of its own example alone
+
+    def distribution(self, output: Any) -> Any:
+        return self.likelihood.distribution(output)
 
 
 class Categorical(Likelihood):
     """Classes: the output holds logits ``[B, C, ...]``, the target class indices ``[B, ...]`` (int64).
 
+    The options are those of ``torch.nn.CrossEntropyLoss``, except that the cost is always averaged over the examples:
+    whatever a target weighs, and also where it is ignored, its example counts as one of the N.
+
+    Args:
+        weight: What a target of each class counts in training, one number for each class; None for 1.
+        label_smoothing: The part of a target, in [0, 1], that training spreads evenly over all classes.
+        ignore_index: The index of targets that say nothing: their log-probability and their cost are 0.
+
     Examples:
         >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2]))
         tensor([-1.3863])
+        >>> Categorical(weight=[1.0, 3.0]).costs(torch.zeros(2, 2), torch.tensor([0, 1]))
+        tensor([0.6931, 2.0794])
     """
 
     has_slope = True
 
+    def __init__(
+        self,
+        *,
+        weight: Sequence[float] | Tensor | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__()
+        if ignore_index is not None:
+            ignore_index = check_count("Categorical", least=_NO_INDEX, ignore_index=ignore_index)["ignore_index"]
+        self.weight = None if weight is None else _checked_numbers("Categorical", weight=weight)
+        self.label_smoothing = check_probability("Categorical", label_smoothing=label_smoothing)["label_smoothing"]
+        self.ignore_index = ignore_index
+        self._is_plain = not self.arguments()
+        self.has_slope = type(self).has_slope and self._is_plain
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.arguments().items())
+
+    def arguments(self) -> dict[str, Any]:
+        given = {
+            "weight": None if self.weight is None else list(self.weight),
+            "label_smoothing": self.label_smoothing or None,
+            "ignore_index": self.ignore_index,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         return _per_example(-self._cross_entropy(output, target, "none"))
 
+    def costs(self, output: Tensor, target: Tensor) -> Tensor:
+        return _per_example(self._cross_entropy(output, target, "none", trains=True))
+
     def cost(self, output: Tensor, target: Tensor) -> Tensor:
+        if not self._is_plain:  # where torch takes another mean
+            return self.costs(output, target).mean()
         return _per_element(self._cross_entropy(output, target, "mean"), target)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         minus_one = output.new_full((len(target), 1), -1.0)
         return output.softmax(1).scatter_add_(1, target.unsqueeze(1), minus_one).div_(len(target))
 
-    def _cross_entropy(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+    def _cross_entropy(self, output: Tensor, target: Tensor, reduction: str, trains: bool = False) -> Tensor:
         _check_output(self, output, least_dims=2)
         _check_target(self, target, (output.shape[0], *output.shape[2:]))
-        if target.dtype != torch.int64:
-            raise invalid(
-                "target", "Categorical", "a tensor of class indices of type torch.int64", tensor_shape(target)
-            )
+        _check_classes(self, target)
         if output.device.type != "cpu":
             self._check_indices(output, target)
+        options: dict[str, Any] = {"label_smoothing": self.label_smoothing} if trains else {}
+        if trains and self.weight is not None:
+            if len(self.weight) != output.shape[1]:
+                constraint = f"a list of {output.shape[1]} floats, as many as the output has classes"
+                raise invalid("weight", "Categorical", constraint, Described(f"{len(self.weight)} of them"))
+            options["weight"] = output.new_tensor(self.weight)
+        ignored = _NO_INDEX if self.ignore_index is None else self.ignore_index
         try:
-            return F.cross_entropy(output, target, reduction=reduction, ignore_index=_NO_INDEX)
+            return F.cross_entropy(output, target, reduction=reduction, ignore_index=ignored, **options)
         except IndexError:  # on the CPU torch checks as it goes
             self._check_indices(output, target)
             raise
 
     def _check_indices(self, output: Tensor, target: Tensor) -> None:
-        last = output.shape[1] - 1
-        if not torch.compiler.is_compiling() and target.numel() and not _between(target, 0, last):
-            got = Described(f"indices from {int(target.min())} to {int(target.max())}")
-            raise invalid("target", "Categorical", f"class indices in [0, {last}]", got)
+        known = target if self.ignore_index is None else target[target != self.ignore_index]
+        _check_range(self, known, output.shape[1])
 
     def distribution(self, output: Tensor) -> distributions.Categorical:
         _check_output(self, output, least_dims=2)
-        return distributions.Categorical(logits=output.movedim(1, -1), validate_args=_VALIDATE)
+        logits = output.movedim(1, -1)
+        if self.ignore_index is None:
+            return distributions.Categorical(logits=logits, validate_args=_VALIDATE)
+        ignoring = _distributions.IgnoringCategorical(logits=logits, validate_args=_VALIDATE)
+        ignoring.ignore_index = self.ignore_index
+        return ignoring
+
+
+class Ordinal(Likelihood):
+    """Ordered classes, such as grades: the output holds scores s, the target class indices (int64) of the same shape.
+
+    The classes divide the line of scores at cut points c_1 < c_2 < ..., which are learnt:
+
+    P(y <= k) = 1 / (1 + exp(s - c_{k+1}))
+
+    Args:
+        classes: How many there are, K. At first each has the probability 1 / K where the score is 0.
+
+    Examples:
+        >>> Ordinal(4).distribution(torch.zeros(1)).probs
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500]], grad_fn=<SoftmaxBackward0>)
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = check_count("Ordinal", least=2, below=_MOST_CLASSES + 1, classes=classes)["classes"]
+        even = (torch.arange(1, self.classes, dtype=torch.float64) / self.classes).logit()
+        gaps = even.diff()
+        # The first cut point, and for each other the s of its distance log(1 + exp(s)) to the one before.
+        raw = torch.cat([even[:1], gaps + torch.log(-torch.expm1(-gaps))])
+        self.raw_cuts = nn.Parameter(raw.to(torch.get_default_dtype()))
+
+    def extra_repr(self) -> str:
+        return f"classes={self.classes}"
+
+    def arguments(self) -> dict[str, Any]:
+        return {"classes": self.classes}
+
+    @property
+    def cuts(self) -> Tensor:
+        """The cut points, ``[K - 1]``."""
+        return _cut_points(self.raw_cuts)
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        _check_output(self, output)
+        _check_target(self, target, tuple(output.shape))
+        _check_classes(self, target)
+        _check_range(self, target, self.classes)
+        return _per_example(self._log_probs(output).gather(-1, target.unsqueeze(-1)).squeeze(-1))
+
+    def distribution(self, output: Tensor) -> distributions.Categorical:
+        _check_output(self, output)
+        return distributions.Categorical(logits=self._log_probs(output), validate_args=_VALIDATE)
+
+    def _log_probs(self, output: Tensor) -> Tensor:
+        """log P(y = k) of all classes, on a new last dimension.
+
+        Where a and b are the logits of the two cut points around a class, b - a = log(1 + exp(s)), it is
+
+        log(sigmoid(b) - sigmoid(a)) = log sigmoid(b) + log sigmoid(-a) + log sigmoid(s)
+
+        in which nothing cancels. The first class has no a and the last no b.
+        """
+        raw = self.raw_cuts.to(output.dtype)
+        logits = _cut_points(raw) - output.unsqueeze(-1)
+        return (
+            F.pad(F.logsigmoid(logits), (0, 1))
+            + F.pad(F.logsigmoid(-logits), (1, 0))
+            + F.pad(F.logsigmoid(raw[1:]), (1, 1))
+        )
 
 
 class Bernoulli(Likelihood):
@@ -129,7 +311,7 @@ class Bernoulli(Likelihood):
             torch.compiler.is_compiling() or bool(((target == 0) | (target == 1)).all())
         )
         if not known:
-            raise invalid("target", "Bernoulli", "made of 0 and 1", tensor_shape(target))
+            raise invalid("target", "Bernoulli", "made of 0 and 1", target)
         return F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction=reduction)
 
     def distribution(self, output: Tensor) -> distributions.Bernoulli:
@@ -145,6 +327,10 @@ class Gaussian(Likelihood):
             along. ``"per-input"`` reads it from the network, whose last dimension is then twice the target's: first the
             means, then the numbers s of noise = log(1 + exp(s)).
         initial: Where a learnt noise starts.
+        beta: For noise per input, in [0, 1]: training multiplies what a number costs by its noise^(2 beta), which is
+            taken for a constant. At 0 a network soon calls hard examples noisy and stops learning their means, whose
+            gradient has the factor 1 / noise^2; at 1 the means learn as under a squared error. This is a training
+            cost, no likelihood: with it the posterior is not that of Bayes' rule, and the cost is not in nats.
 
     Examples:
         >>> Gaussian(0.5).log_prob(torch.tensor([[1.0]]), torch.tensor([[1.0]]))
@@ -153,36 +339,51 @@ class Gaussian(Likelihood):
 
     has_slope = True
 
-    def __init__(self, noise: float | Literal["learnt", "per-input"] = "learnt", *, initial: float = 1.0) -> None:
+    def __init__(
+        self, noise: float | Literal["learnt", "per-input"] = "learnt", *, initial: float = 1.0, beta: float = 0.0
+    ) -> None:
         super().__init__()
-        initial = check_positive("Gaussian", initial=initial)["initial"]
-        if not isinstance(noise, str):
-            noise = check_positive("Gaussian", noise=noise)["noise"]
-            if not _SMALLEST < noise < 1 / _SMALLEST:
-                raise invalid(
-                    "noise", "Gaussian", f"in ({_SMALLEST}, {1 / _SMALLEST}), where its square is a float", noise
-                )
-        elif noise not in ("learnt", "per-input"):
-            raise invalid("noise", "Gaussian", "a float in (0, inf), 'learnt' or 'per-input'", noise)
-        self.noise = noise
-        self.has_slope = type(self).has_slope and not isinstance(noise, str)
-        self.log_noise = nn.Parameter(torch.tensor(math.log(initial))) if noise == "learnt" else None
+        self.noise = _float_or("Gaussian", ("learnt", "per-input"), noise=noise)
+        if not isinstance(self.noise, str) and not _SMALLEST < self.noise < 1 / _SMALLEST:
+            constraint = f"in ({_SMALLEST}, {1 / _SMALLEST}), where its square is a float"
+            raise invalid("noise", "Gaussian", constraint, noise)
+        self.beta = check_probability("Gaussian", beta=beta)["beta"]
+        if self.beta and noise != "per-input":
+            raise invalid("beta", "Gaussian", "0 unless the noise is 'per-input'", beta)
+        self.has_slope = type(self).has_slope and not isinstance(self.noise, str)
+        self.log_noise = _learnt("Gaussian", self.noise, initial=initial)
 
     def extra_repr(self) -> str:
-        return f"noise={self.noise!r}" if self.log_noise is None else f"noise='learnt', now {self.log_noise.exp():.4g}"
+        shown = _shown(noise=(self.noise, self.log_noise))
+        return f"{shown}, beta={self.beta:g}" if self.beta else shown
+
+    def arguments(self) -> dict[str, Any]:
+        return {"noise": self.noise, **({"beta": self.beta} if self.beta else {})}
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        return _per_example(self._log_probs(output, target)[0])
+
+    def costs(self, output: Tensor, target: Tensor) -> Tensor:
+        log_probs, scale = self._log_probs(output, target)
+        if self.beta:
+            assert isinstance(scale, Tensor)
+            log_probs = log_probs * scale.detach() ** (2 * self.beta)
+        return -_per_example(log_probs)
+
+    def _log_probs(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor | float]:
+        """log P of each number, and the noise."""
         mean, scale, log_scale = self._moments(output)
-        self._check_numbers(mean, target)
-        return _per_example(-0.5 * ((target - mean) / scale).square() - (log_scale + 0.5 * _LOG_2PI))
+        _check_numbers(self, mean, target)
+        return -0.5 * ((target - mean) / scale).square() - (log_scale + 0.5 * _LOG_2PI), scale
 
     def cost(self, output: Tensor, target: Tensor) -> Tensor:
         if self.noise == "per-input":
-            return super().cost(output, target)
+            return self.costs(output, target).mean()
         mean, scale, log_scale = self._moments(output)
-        self._check_numbers(mean, target)
-        squares = F.mse_loss(mean, target.to(mean.dtype))
-        return _per_element(squares * (0.5 / scale**2) + (log_scale + 0.5 * _LOG_2PI), target)
+        _check_numbers(self, mean, target)
+        squares = (mean - target.to(mean.dtype)).square().sum()
+        elements = target.numel() // len(target)
+        return squares * (0.5 / len(target) / scale**2) + elements * (log_scale + 0.5 * _LOG_2PI)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * len(target)))
@@ -192,24 +393,206 @@ class Gaussian(Likelihood):
         deviation = torch.as_tensor(scale, dtype=mean.dtype, device=mean.device).expand_as(mean)
         return distributions.Normal(mean, deviation, validate_args=_VALIDATE)
 
-    def _check_numbers(self, mean: Tensor, target: Tensor) -> None:
-        _check_target(self, target, tuple(mean.shape))
-        if not target.is_floating_point():
-            raise invalid("target", "Gaussian", "a tensor of floats", tensor_shape(target))
-
     def _moments(self, output: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
         """The mean, the noise and its logarithm."""
         _check_output(self, output)
         if self.noise == "per-input":
             if output.dim() < 2 or output.shape[-1] % 2:
                 constraint = "a tensor whose last dimension holds means and noises, so is even"
-                raise invalid("output", "Gaussian(noise='per-input')", constraint, tensor_shape(output))
+                raise invalid("output", "Gaussian(noise='per-input')", constraint, output)
             mean, raw = output.chunk(2, dim=-1)
             return mean, softplus(raw), log_softplus(raw)
         if self.log_noise is not None:
             log_scale = self.log_noise.to(output.dtype)
             return output, log_scale.exp(), log_scale
         return output, float(self.noise), math.log(float(self.noise))
+
+
+class StudentT(Likelihood):
+    """Numbers with outliers: Student's t around the output, which has the target's shape; the target is a float tensor.
+
+    Args:
+        scale: How wide it is. A float fixes it; ``"learnt"`` makes it one number that is trained along.
+        df: The degrees of freedom, a float or ``"learnt"``. The fewer, the heavier the tails: at 1 they have no mean,
+            up to 2 no variance, and from about 30 on it is nearly a Gaussian.
+        initial_scale: Where a learnt scale starts.
+        initial_df: Where learnt degrees of freedom start.
+
+    Examples:
+        >>> StudentT(1.0, 3.0).log_prob(torch.zeros(1, 1), torch.tensor([[4.0]]))
+        tensor([-4.6925])
+    """
+
+    def __init__(
+        self,
+        scale: float | Literal["learnt"] = "learnt",
+        df: float | Literal["learnt"] = "learnt",
+        *,
+        initial_scale: float = 1.0,
+        initial_df: float = 4.0,
+    ) -> None:
+        super().__init__()
+        self.scale, self.df = _float_or("StudentT", scale=scale), _float_or("StudentT", df=df)
+        self.log_scale = _learnt("StudentT", self.scale, initial_scale=initial_scale)
+        self.log_df = _learnt("StudentT", self.df, initial_df=initial_df)
+
+    def extra_repr(self) -> str:
+        return _shown(scale=(self.scale, self.log_scale), df=(self.df, self.log_df))
+
+    def arguments(self) -> dict[str, Any]:
+        return {"scale": self.scale, "df": self.df}
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        _check_output(self, output)
+        _check_numbers(self, output, target)
+        return _per_example(_distributions.student_log_prob(*self._log_df_and_scale(output), output, target))
+
+    def distribution(self, output: Tensor) -> distributions.StudentT:
+        _check_output(self, output)
+        df, scale = (logarithm.exp().to(output.dtype) for logarithm in self._log_df_and_scale(output))
+        return _distributions.StudentT(df, output, scale, validate_args=_VALIDATE)
+
+    def _log_df_and_scale(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        log_df, log_scale = _logarithm(self.df, self.log_df, output), _logarithm(self.scale, self.log_scale, output)
+        return _distributions.within_reach(log_df), log_scale
+
+
+class Poisson(Likelihood):
+    """Counts: the output holds the logarithms of their rates, the target whole numbers from 0 on, of the same shape.
+
+    Examples:
+        >>> Poisson().log_prob(torch.zeros(1, 1), torch.tensor([[2]]))
+        tensor([-1.6931])
+    """
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        _check_output(self, output)
+        _check_counts(self, output, target)
+        return _per_example(_distributions.poisson_log_prob(output, target))
+
+    def distribution(self, output: Tensor) -> distributions.Poisson:
+        _check_output(self, output)
+        return _distributions.Poisson(output, validate_args=_VALIDATE)
+
+
+class NegativeBinomial(Likelihood):
+    """Counts that vary more than Poisson's: the output holds the logarithms of their means, the target whole numbers.
+
+    The variance of a count of mean m is m + dispersion m^2. Without dispersion it is a Poisson.
+
+    Args:
+        dispersion: A float fixes it; ``"learnt"`` makes it one number that is trained along.
+        initial: Where a learnt dispersion starts.
+
+    Examples:
+        >>> NegativeBinomial(1.0).log_prob(torch.zeros(1, 1), torch.tensor([[2]]))  # (1 / 2)^3
+        tensor([-2.0794])
+    """
+
+    def __init__(self, dispersion: float | Literal["learnt"] = "learnt", *, initial: float = 1.0) -> None:
+        super().__init__()
+        self.dispersion = _float_or("NegativeBinomial", dispersion=dispersion)
+        self.log_dispersion = _learnt("NegativeBinomial", self.dispersion, initial=initial)
+
+    def extra_repr(self) -> str:
+        return _shown(dispersion=(self.dispersion, self.log_dispersion))
+
+    def arguments(self) -> dict[str, Any]:
+        return {"dispersion": self.dispersion}
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        _check_output(self, output)
+        _check_counts(self, output, target)
+        log_dispersion = self._within_reach(output)
+        return _per_example(_distributions.negative_binomial_log_prob(output, log_dispersion, target))
+
+    def distribution(self, output: Tensor) -> distributions.NegativeBinomial:
+        _check_output(self, output)
+        log_dispersion = self._within_reach(output).to(output.dtype)
+        return _distributions.NegativeBinomial(output, log_dispersion, validate_args=_VALIDATE)
+
+    def _within_reach(self, output: Tensor) -> Tensor:
+        return _distributions.within_reach(_logarithm(self.dispersion, self.log_dispersion, output))
+
+
+class Joint(Likelihood):
+    """Several targets at once: the product of the likelihoods of the network's heads, P(y|x,w) = prod_h P(y_h|x,w).
+
+    A prediction has one predictive distribution for each head, ``model.predict(x)["price"]``.
+
+    Args:
+        heads: A mapping from names to likelihoods, for a network whose output is a mapping with these names; or a
+            sequence of likelihoods, where it is a tuple or a list. Targets are of the same form.
+
+    Examples:
+        >>> joint = Joint({"price": Gaussian(1.0), "sold": Bernoulli()})
+        >>> output = {"price": torch.zeros(1, 1), "sold": torch.zeros(1, 1)}
+        >>> joint.log_prob(output, {"price": torch.zeros(1, 1), "sold": torch.ones(1, 1)})  # -0.9189 - 0.6931
+        tensor([-1.6121])
+    """
+
+    def __init__(self, heads: Mapping[str, Likelihood] | Sequence[Likelihood]) -> None:
+        super().__init__()
+        self.names: tuple[str, ...] | None = None
+        if isinstance(heads, Mapping):
+            self.names, heads = tuple(heads), list(heads.values())
+        many = list(check_list("Joint", heads=heads))
+        names_known = all(isinstance(name, str) for name in self.names or ())
+        if not many or not names_known or not all(isinstance(head, Likelihood) for head in many):
+            raise invalid("heads", "Joint", "a mapping from names to likelihoods, or a list of likelihoods", heads)
+        if len(set(many)) != len(many):
+            raise invalid("heads", "Joint", "made of different likelihoods, since each learns for itself", heads)
+        self.heads = nn.ModuleList(many)
+
+    def extra_repr(self) -> str:
+        return "" if self.names is None else f"names={list(self.names)}"
+
+    def arguments(self) -> dict[str, Any]:
+        described = self.join([describe(head) for head in self.each])
+        return {"heads": list(described) if isinstance(described, tuple) else described}
+
+    @property
+    def each(self) -> list[Likelihood]:
+        """The likelihoods of the heads."""
+        return list(self.heads)  # type: ignore[arg-type]
+
+    def split(self, values: Any, parameter: str = "output") -> list[Any]:
+        """What of ``values``, an output or a target, belongs to each head."""
+        if self.names is None:
+            if isinstance(values, tuple | list) and len(values) == len(self.heads):
+                return list(values)
+            constraint = f"a tuple or list of {len(self.heads)}, one for each head"
+        else:
+            if isinstance(values, Mapping) and set(values) == set(self.names):
+                return [values[name] for name in self.names]
+            constraint = f"a mapping with the names of the heads, {list(self.names)}"
+        got = tensor_shape(values) if isinstance(values, Tensor) else Described(f"a {type(values).__name__}")
+        if isinstance(values, Mapping | tuple | list):
+            got = Described(f"{got} of {list(values) if isinstance(values, Mapping) else len(values)}")
+        raise invalid(parameter, "Joint", constraint, got)
+
+    def join(self, values: Sequence[_T]) -> dict[str, _T] | tuple[_T, ...]:
+        """One of ``values`` for each head, as the network's output has them."""
+        return tuple(values) if self.names is None else dict(zip(self.names, values, strict=True))
+
+    def log_prob(self, output: Any, target: Any) -> Tensor:
+        return self._sum([head.log_prob(*both) for head, *both in self._parts(output, target)])
+
+    def costs(self, output: Any, target: Any) -> Tensor:
+        return self._sum([head.costs(*both) for head, *both in self._parts(output, target)])
+
+    def distribution(self, output: Any) -> Any:
+        return self.join([head.distribution(part) for head, part in zip(self.each, self.split(output), strict=True)])
+
+    def _parts(self, output: Any, target: Any) -> list[tuple[Likelihood, Any, Any]]:
+        return list(zip(self.each, self.split(output), self.split(target, "target"), strict=True))
+
+    def _sum(self, parts: list[Tensor]) -> Tensor:
+        lengths = [len(part) for part in parts]
+        if len(set(lengths)) != 1:
+            constraint = "of as many examples for each head"
+            raise invalid("target", "Joint", constraint, Described(f"{lengths} examples"))
+        return torch.stack(parts).sum(0)
 
 
 class LogLikelihood(Likelihood):
@@ -229,8 +612,7 @@ class LogLikelihood(Likelihood):
     ) -> None:
         super().__init__()
         check_callable("LogLikelihood", function=function)
-        if predictive is not None:
-            check_callable("LogLikelihood", predictive=predictive)
+        check_type("LogLikelihood", Callable | None, "None or a function", predictive=predictive)
         check_text("LogLikelihood", name=name)
         self.function = function
         self.predictive = predictive
@@ -239,9 +621,8 @@ class LogLikelihood(Likelihood):
     def log_prob(self, output: Any, target: Tensor) -> Tensor:
         log_prob = self.function(output, target)
         if not isinstance(log_prob, Tensor) or log_prob.shape != target.shape[:1]:
-            got = tensor_shape(log_prob) if isinstance(log_prob, Tensor) else log_prob
             constraint = f"a function that gives one number per example, shape {list(target.shape[:1])}"
-            raise invalid("function", "LogLikelihood", constraint, got)
+            raise invalid("function", "LogLikelihood", constraint, log_prob)
         return log_prob
 
     def distribution(self, output: Any) -> distributions.Distribution:
@@ -251,39 +632,133 @@ class LogLikelihood(Likelihood):
         return self.predictive(output)
 
 
-_BY_NAME: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Categorical, Bernoulli, Gaussian)}
+_BY_NAME: dict[str, type[Likelihood]] = {
+    kind.__name__: kind
+    for kind in (Categorical, Ordinal, Bernoulli, Gaussian, StudentT, Poisson, NegativeBinomial, Joint)
+}
 
 
 def describe(likelihood: Likelihood) -> dict[str, object]:
     """A likelihood as plain data for a file, without its tensors; of a user's own only what it is called."""
     if type(likelihood) not in _BY_NAME.values():
         return {"kind": "own", "name": getattr(likelihood, "name", type(likelihood).__name__)}
-    arguments = {"noise": likelihood.noise} if isinstance(likelihood, Gaussian) else {}
-    return {"kind": type(likelihood).__name__, **arguments}
+    return {"kind": type(likelihood).__name__, **likelihood.arguments()}
 
 
 def from_description(description: dict[str, Any]) -> Likelihood | None:
-    """The likelihood that :func:`describe` described, or None for a user's own."""
-    if description["kind"] == "own":
+    """The likelihood that :func:`describe` described, or None for a user's own and for what has one among its heads."""
+    arguments = dict(description)
+    kind = arguments.pop("kind")
+    if kind == "own":
         return None
-    arguments = {"noise": description["noise"]} if description["kind"] == "Gaussian" else {}
-    return _BY_NAME[description["kind"]](**arguments)
+    if kind == "Joint":
+        heads = arguments["heads"]
+        names, parts = (heads, heads.values()) if isinstance(heads, dict) else (None, heads)
+        made = [from_description(part) for part in parts]
+        if None in made:
+            return None
+        arguments["heads"] = made if names is None else dict(zip(names, made, strict=True))
+    likelihood = _BY_NAME[kind](**arguments)
+    if describe(likelihood) != description:  # which leaves something out
+        raise ValueError(f"likelihood {description!r:.200}")
+    return likelihood
+
+
+# --- numbers that are given or learnt --------------------------------------------------------------------------------
+
+
+def _float_or(owner: str, words: Sequence[str] = ("learnt",), **values: object) -> float | str:
+    """A number above 0, or one of ``words`` that says where it comes from."""
+    ((name, value),) = values.items()
+    if not isinstance(value, str):
+        return check_positive(owner, **values)[name]
+    if value not in words:
+        *options, last = ["a float in (0, inf)", *map(repr, words)]
+        raise invalid(name, owner, f"{', '.join(options)} or {last}", value)
+    return value
+
+
+def _learnt(owner: str, setting: float | str, **initial: object) -> nn.Parameter | None:
+    """The parameter, a logarithm, that holds a number which is learnt."""
+    (start,) = check_positive(owner, **initial).values()
+    return nn.Parameter(torch.tensor(math.log(start))) if setting == "learnt" else None
+
+
+def _logarithm(setting: float | str, learnt: nn.Parameter | None, like: Tensor) -> Tensor:
+    """The logarithm, in double precision, of a number that is fixed or learnt."""
+    if learnt is not None:
+        return learnt.double()
+    return torch.full((), math.log(float(setting)), dtype=torch.float64, device=like.device)
+
+
+def _shown(**numbers: tuple[float | str, nn.Parameter | None]) -> str:
+    shown = [
+        f"{name}={setting!r}" if learnt is None else f"{name}='learnt', now {learnt.exp():.4g}"
+        for name, (setting, learnt) in numbers.items()
+    ]
+    return ", ".join(shown)
+
+
+def _checked_numbers(owner: str, **values: Any) -> tuple[float, ...]:
+    """Numbers of at least 0 in a list, a tensor or an array, of which there is one at least."""
+    many = check_list(owner, **values)
+    ((name, _),) = values.items()
+    has_no_numbers = isinstance(many, Tensor) and (many.layout is not torch.strided or many.is_meta)
+    numbers = many.tolist() if isinstance(many, Tensor | np.ndarray) and not has_no_numbers else many
+    if has_no_numbers or not numbers:
+        got = tensor_shape(many) if isinstance(many, Tensor) else many
+        raise invalid(name, owner, "a list of floats in [0, inf), one for each class", got)
+    return tuple(check_not_negative(owner, **{name: number})[name] for number in numbers)
+
+
+def _cut_points(raw: Tensor) -> Tensor:
+    return torch.cat([raw[:1], softplus(raw[1:])]).cumsum(0)
+
+
+# --- outputs and targets ---------------------------------------------------------------------------------------------
 
 
 def _check_output(likelihood: Likelihood, output: object, least_dims: int = 1) -> None:
     is_float = isinstance(output, Tensor) and output.is_floating_point() and output.layout is torch.strided
     if not is_float or output.dim() < least_dims or 0 in output.shape:  # type: ignore[attr-defined]
         shape = "[B, C, ...]" if least_dims == 2 else "[B, ...]"
-        got = tensor_shape(output) if isinstance(output, Tensor) else Described(f"a {type(output).__name__}")
+        got = output if isinstance(output, Tensor) else Described(f"a {type(output).__name__}")
         raise invalid("output", type(likelihood).__name__, f"a float tensor of shape {shape}", got)
 
 
 def _check_target(likelihood: Likelihood, target: object, shape: tuple[int, ...]) -> None:
     if not isinstance(target, Tensor) or tuple(target.shape) != shape or target.layout is not torch.strided:
-        got = tensor_shape(target) if isinstance(target, Tensor) else Described(f"a {type(target).__name__}")
-        raise invalid(
-            "target", type(likelihood).__name__, f"a tensor of shape {list(shape)}, as the output has it", got
-        )
+        got = target if isinstance(target, Tensor) else Described(f"a {type(target).__name__}")
+        constraint = f"a tensor of shape {list(shape)}, as the output has it"
+        raise invalid("target", type(likelihood).__name__, constraint, got)
+
+
+def _check_numbers(likelihood: Likelihood, mean: Tensor, target: Tensor) -> None:
+    _check_target(likelihood, target, tuple(mean.shape))
+    if not target.is_floating_point():
+        raise invalid("target", type(likelihood).__name__, "a tensor of floats", tensor_shape(target))
+
+
+def _check_counts(likelihood: Likelihood, output: Tensor, target: Tensor) -> None:
+    _check_target(likelihood, target, tuple(output.shape))
+    known = not target.is_complex()
+    if known and not torch.compiler.is_compiling():
+        counts = target.double()
+        known = bool(((counts >= 0) & (counts == counts.floor()) & counts.isfinite()).all())
+    if not known:
+        raise invalid("target", type(likelihood).__name__, "made of whole numbers from 0 on", tensor_shape(target))
+
+
+def _check_classes(likelihood: Likelihood, target: Tensor) -> None:
+    if target.dtype != torch.int64:
+        constraint = "a tensor of class indices of type torch.int64"
+        raise invalid("target", type(likelihood).__name__, constraint, tensor_shape(target))
+
+
+def _check_range(likelihood: Likelihood, target: Tensor, classes: int) -> None:
+    if not torch.compiler.is_compiling() and target.numel() and not _between(target, 0, classes - 1):
+        got = Described(f"indices from {int(target.min())} to {int(target.max())}")
+        raise invalid("target", type(likelihood).__name__, f"class indices in [0, {classes - 1}]", got)
 
 
 def _per_element(mean: Tensor, target: Tensor) -> Tensor:

@@ -1,20 +1,20 @@
 """The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from bayesbackprop._batches import Data
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, lock
-from bayesbackprop._engine import draws as draw_weights
 from bayesbackprop._errors import (
     INT64,
     Described,
     check_batch,
-    check_callable,
     check_count,
     check_flag,
     check_not_negative,
@@ -22,15 +22,25 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
-    tensor_shape,
+    is_finite,
     tensors_of,
 )
-from bayesbackprop._specification import Select, Specification, per_parameter, print_specifications, specify
+from bayesbackprop._specification import (
+    Select,
+    Specification,
+    grouped,
+    in_groups,
+    per_parameter,
+    print_specifications,
+    specify,
+)
+from bayesbackprop.diagnostics import diagnose
+from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
-from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
+from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho, softplus
 from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, has_hooks, predicting, predictive
-from bayesbackprop.priors import Prior, ScaleMixture, check_range
+from bayesbackprop.priors import Normal, Prior, ScaleMixture, check_range
 
 
 class Bayesian(nn.Module):
@@ -43,10 +53,14 @@ class Bayesian(nn.Module):
     Args:
         net: Any module. It is used as it is, not copied.
         likelihood: P(y|x,w), such as ``Categorical()`` or ``Gaussian(0.1)``.
-        prior: P(w), one for all or a mapping of name patterns such as ``{"*.bias": Normal(1.0), "*": ScaleMixture()}``.
+        prior: P(w), ``Normal(1.0)`` unless given: one for all or a mapping of name patterns such as
+            ``{"*.bias": Normal(1.0), "*": ScaleMixture()}``.
         sigma: Initial standard deviation: a float, ``Relative(0.1)`` for a tenth of \\|mu\\|, any function of mu, or a
             mapping of name patterns to those.
-        estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns.
+        estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns. None
+            is ``"shared"`` until :func:`~bayesbackprop.fit` chooses the one with the least noise for its price.
+        family: How the weights vary together: ``Diagonal()``, ``LowRank(8)``, ``FullCovariance()``, or a mapping of
+            name patterns. Parameters of the same pattern vary together, all of them if it is not a mapping.
         select: Which parameters are Bayesian: a function of the parameter's name and the module that owns it.
         normalisation: Whether the weights of normalisation layers may be Bayesian too.
         centre: What the prior is centred on: None for 0, ``"net"`` for the weights ``net`` has now, or a mapping from
@@ -70,7 +84,8 @@ class Bayesian(nn.Module):
         prior: Prior | Mapping[str, Prior] | None = None,
         *,
         sigma: InitialSigma | Mapping[str, InitialSigma] = 0.01,
-        estimator: Estimator | Mapping[str, Estimator] = "shared",
+        estimator: Estimator | Mapping[str, Estimator] | None = None,
+        family: AnyFamily | Mapping[str, AnyFamily] = Diagonal(),  # noqa: B008 (it cannot be changed)
         select: Select | None = None,
         normalisation: bool = False,
         centre: Literal["net"] | Mapping[str, Tensor] | None = None,
@@ -78,19 +93,25 @@ class Bayesian(nn.Module):
     ) -> None:
         super().__init__()
         _check_net(net)
-        if select is not None:
-            check_callable("Bayesian", select=select)
+        check_type("Bayesian", Callable | None, "None or a function", select=select)
         check_flag("Bayesian", normalisation=normalisation)
         known = "a Likelihood, such as Categorical() or Gaussian(0.1)"
         check_type("Bayesian", Likelihood, known, likelihood=likelihood)
         self.net = net
         self.likelihood = likelihood
+        self._may_choose = estimator is None
         self.plan: list[Specification] = specify(
-            net, ScaleMixture() if prior is None else prior, estimator, select, normalisation
+            net,
+            Normal(1.0) if prior is None else prior,
+            "shared" if estimator is None else estimator,
+            select,
+            normalisation,
         )
         self._check_priors()
-        self._rules = _rules(self.plan)
         names = [entry.name for entry in self.plan if entry.prior is not None]
+        self.families: list[tuple[list[str], Family]] = grouped(net, names, family)
+        self.plan = in_groups(self.plan, self.families)
+        self._rules = _rules(self.plan)
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
         self.centre = Mirror(_centres(net, names, centre))
         seed = int(torch.randint(INT64 - 1, ())) if seed is None else check_seed("Bayesian", seed=seed)["seed"]
@@ -99,6 +120,11 @@ class Bayesian(nn.Module):
         self.seed = seed
         self.register_load_state_dict_post_hook(_adopt_seed)  # type: ignore[no-untyped-call]
         self._engines: dict[str, Engine] = {}
+        # What makes the weights of each group vary together.
+        self.joint = nn.ParameterList()
+        for some, its_family in self.families:
+            spread = torch.cat([softplus(self.rho.get_parameter(name).detach()).flatten() for name in some])
+            self.joint.append(nn.Parameter(its_family.start(spread, torch.Generator().manual_seed(seed))))
 
     @property
     def seed(self) -> int:
@@ -117,10 +143,15 @@ class Bayesian(nn.Module):
         """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
         return {name: parameter.q for name, parameter in self.engine().parameters.by_name.items()}
 
-    def report(self) -> str:
-        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why the rest is not."""
+    def report(self, data: Data | None = None, *, draws: int = 100, seed: int | None = None) -> str:
+        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why the rest is not.
+
+        Given the training set, :func:`~bayesbackprop.diagnostics.diagnose` adds whether the posterior has been learnt,
+        with a line of advice on each of its figures.
+        """
         numbers = {name: (f"{_median(q.sigma):.3g}", f"{_median(q.snr):.3g}") for name, q in self.posterior.items()}
-        return print_specifications(self.plan, numbers, ("median sigma", "median snr"))
+        table = print_specifications(self.plan, numbers, ("median sigma", "median snr"))
+        return table if data is None else f"{table}\n{diagnose(self, data, draws=draws, seed=seed)}"
 
     def param_groups(
         self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0
@@ -147,16 +178,35 @@ class Bayesian(nn.Module):
         parts = (
             (self.net, lr, weight_decay),
             (self.rho, lr if rho_lr is None else rho_lr, 0.0),
+            (self.joint, lr if rho_lr is None else rho_lr, 0.0),
             (self.likelihood, lr, 0.0),
         )
         groups: list[dict[str, Any]] = []
-        grouped: set[nn.Parameter] = set()  # a likelihood may have a parameter of the network's
+        taken: set[nn.Parameter] = set()  # a likelihood may have a parameter of the network's
         for part, rate, decay in parts:
-            if parameters := [parameter for parameter in part.parameters() if parameter not in grouped]:
-                grouped.update(parameters)
+            if parameters := [parameter for parameter in part.parameters() if parameter not in taken]:
+                taken.update(parameters)
                 own_rate = {} if rate is None else {"lr": rate}
                 groups.append({"params": parameters, "weight_decay": decay, **own_rate})
         return groups
+
+    def choose_estimator(self, inputs: Any) -> None:
+        """Take the estimator with the least noise for its price to train on such ``inputs``, unless one was given.
+
+        It is ``"local"`` for a fully connected network and a row of numbers for each example: twice the matrix
+        products, and a fraction of the noise. Otherwise it is ``"shared"``. With convolutions the others cost more,
+        and with sequences ``"local"`` has other weights at each position.
+        """
+        is_rows = isinstance(inputs, Tensor) and inputs.dim() == 2
+        if self._may_choose and is_rows and len(self.engine().executors) > 1:
+            priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
+            chosen = specify(self.net, priors, "local", lambda name, _: name in priors, normalisation=True)
+            estimators = {entry.name: entry.estimator for entry in chosen if entry.prior is not None}
+            self.plan = in_groups(
+                [replace(entry, estimator=estimators.get(entry.name)) for entry in self.plan], self.families
+            )
+            self._rules, self._engines = _rules(self.plan), {}
+        self._may_choose = False
 
     # --- drawing weights ---------------------------------------------------------------------------------------------
 
@@ -215,7 +265,7 @@ class Bayesian(nn.Module):
         else:
             names = list(self.engine().parameters.by_name)
             entries = specify(self.net, ScaleMixture(), estimator, lambda name, _: name in names, normalisation=True)
-            engine = self._make_engine(_rules(entries))
+            engine = self._make_engine(_rules(in_groups(entries, self.families)))
         call = (key, draws, memory, args, kwargs)
         # A fully connected network is made of torch's own modules, on which only a hook can leave anything.
         quick = estimator is None and len(engine.executors) > 1 and not has_hooks(self.net)
@@ -233,9 +283,10 @@ class Bayesian(nn.Module):
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
         """A fixed ensemble of ``draws`` weight draws, kept in memory and used again for every prediction."""
         draws = _checked_draws("ensemble", draws)
-        parameters = self.engine().parameters
-        weights = draw_weights(parameters, self._key(0, 0, seed), draws)
-        return Ensemble(self.net, self.likelihood, dict(zip(parameters.by_name, weights, strict=True)))
+        engine = self.engine()
+        names = list(engine.parameters.by_name)
+        weights = engine.draws(self._key(0, 0, seed), draws, names)
+        return Ensemble(self.net, self.likelihood, dict(zip(names, weights, strict=True)))
 
     # --- what draws need ---------------------------------------------------------------------------------------------
 
@@ -257,7 +308,8 @@ class Bayesian(nn.Module):
         if not torch.compiler.is_compiling():
             check_whole("net", "Bayesian", self)
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
-        return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules)
+        joints = [(names, family, joint) for (names, family), joint in zip(self.families, self.joint, strict=True)]
+        return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules, joints)
 
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
         words = {name: _checked_word(name, word) for name, word in (("step", step), ("index", index))}
@@ -313,7 +365,7 @@ def _checked_word(name: str, word: Word) -> Word:
             return word
         return check_count("Bayesian.draw", least=0, below=WORDS, **{name: word})[name]
     if word.dtype != torch.int64 or word.dim():
-        raise invalid(name, "Bayesian.draw", "an int, or a tensor of one int64", tensor_shape(word))
+        raise invalid(name, "Bayesian.draw", "an int, or a tensor of one int64", word)
     return word
 
 
@@ -331,7 +383,7 @@ def _check_net(net: object) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"
             raise invalid("net", "Bayesian", constraint, net)
-        if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all()):
+        if parameter.is_floating_point() and not is_finite(parameter.detach()):
             raise invalid("net", "Bayesian", f"a module with finite weights ('{name}' has NaN or inf)", net)
 
 
@@ -343,8 +395,8 @@ def _initial_rhos(
     for name, value in each.items():
         mu = net.get_parameter(name)
         rho = initial_rho(mu, value).detach()
-        if rho.shape != mu.shape or not bool(rho.isfinite().all()):
-            raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", tensor_shape(rho))
+        if rho.shape != mu.shape or not is_finite(rho):
+            raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", rho)
         rhos[name] = rho
     for module in net.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
@@ -367,9 +419,8 @@ def _centres(
     for name in names:
         mu, given = net.get_parameter(name), centre[name]
         fits = isinstance(given, Tensor) and given.shape == mu.shape and not given.is_complex()
-        if not fits or not bool(given.isfinite().all()):
-            got = tensor_shape(given) if isinstance(given, Tensor) else given
-            raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", got)
+        if not fits or not is_finite(given):
+            raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", given)
         chosen[name] = given.detach().to(mu).clone()
     return chosen
 

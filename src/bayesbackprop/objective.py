@@ -8,14 +8,13 @@ share pi_i of the complexity (9), and its cost is averaged over its examples, as
 total = -mean_b log P(y_b|x_b,w)  +  T * pi_i / |D_i| * (log q(w|theta) - log P(w))
 
 with pi_i = |D_i| / N in the uniform scheme, so that every example carries 1/N of the complexity, however short its
-batch. The average over the examples of an epoch is F / N: nats per example.
+batch. The average over the examples of an epoch is F / N: nats per example. Where examples have weights v_b, they stand
+before log P(y_b|x_b,w) and N is still the number of examples: F is then KL[q || P] - sum_b v_b E_q[log P(y_b|x_b,w)].
 """
 
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -23,21 +22,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bayesbackprop._engine import refuse_checkpointed_objective
+from bayesbackprop._batches import arguments
+from bayesbackprop._engine import costs
 from bayesbackprop._errors import (
     Described,
     check_batch,
+    check_choice,
     check_count,
     check_finite,
     check_flag,
     check_not_negative,
     check_type,
+    check_weights,
     check_whole,
     invalid,
-    tensor_shape,
+    is_checkpointed,
+    is_on_the_stack,
     tensors_of,
 )
+from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.complexity import minibatch_weights as checked_weights
+from bayesbackprop.likelihoods import Weighted
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS, Word
 
@@ -66,12 +71,11 @@ class Cost(Tensor):
     def __new__(cls, likelihood: Tensor, complexity: Tensor, complexity_weight: float | Tensor) -> "Cost":
         for name, part in (("likelihood", likelihood), ("complexity", complexity)):
             if not isinstance(part, Tensor) or part.dim() or not part.is_floating_point():
-                got = tensor_shape(part) if isinstance(part, Tensor) else part
-                raise invalid(name, "Cost", "a float tensor without dimensions", got)
+                raise invalid(name, "Cost", "a float tensor without dimensions", part)
         if isinstance(complexity_weight, Tensor):
             if complexity_weight.dim():
                 constraint = "a number, or a tensor without dimensions"
-                raise invalid("complexity_weight", "Cost", constraint, tensor_shape(complexity_weight))
+                raise invalid("complexity_weight", "Cost", constraint, complexity_weight)
             total = likelihood + complexity_weight.to(complexity) * complexity
         else:
             if type(complexity_weight) is not float or not 0 <= complexity_weight < math.inf:
@@ -157,8 +161,7 @@ class FreeEnergy(nn.Module):
         # Each step, and each draw of it, has a word of the counter of the noise.
         check_count(_OWNER, least=0, below=WORDS, draws=draws, step=step)
         self.temperature = check_not_negative(_OWNER, temperature=temperature)["temperature"]
-        if not isinstance(complexity, str) or complexity not in ("sampled", "closed"):
-            raise invalid("complexity", _OWNER, "'sampled' or 'closed'", complexity)
+        check_choice(_OWNER, ("sampled", "closed"), complexity=complexity)
         self.own_averaging = check_flag(_OWNER, own_averaging=own_averaging)["own_averaging"]
         self.model = model
         self.complexity = complexity
@@ -172,7 +175,14 @@ class FreeEnergy(nn.Module):
                 model.complexity_closed()  # now, not at the first step, says which prior has none
 
     def forward(
-        self, inputs: Any, targets: Any, batch: int | None = None, *, n: int | None = None, step: int | None = None
+        self,
+        inputs: Any,
+        targets: Any,
+        batch: int | None = None,
+        *,
+        weights: Tensor | None = None,
+        n: int | None = None,
+        step: int | None = None,
     ) -> Cost:
         """The cost of a minibatch.
 
@@ -182,29 +192,37 @@ class FreeEnergy(nn.Module):
         Args:
             inputs: What the network takes: a tensor, a tuple of positional or a mapping of keyword arguments.
             targets: What the likelihood takes.
-            batch: Which minibatch of the epoch this is, from 0; only for weights that are not uniform.
+            batch: Which minibatch of the epoch this is, from 0; only for minibatch weights that are not uniform.
+            weights: A number for each example, ``[B]``, by which its likelihood cost is multiplied; 2 is as if it were
+                there twice. ``n`` still counts examples: weights whose mean is not 1 are more or less data.
             n: The number of examples in the whole training set, where it is not always the same, as in a stream.
             step: The number of this step, from 1; None for the one after the last.
         """
         model = self.model
-        args, kwargs = _arguments(inputs)
+        args, kwargs = ((inputs,), {}) if isinstance(inputs, Tensor) else arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, ranks = rank_of_ranks() if dist.is_initialized() else (0, 1)
         advances = self.training and model.training and torch.is_grad_enabled()
         if advances and dist.is_initialized() and not torch.compiler.is_compiling():
             self._check_averaged(ranks)
-        if advances and step is None and not torch.compiler.is_compiling():
-            refuse_checkpointed_objective()
-        number = self._next_step(step)
-        weight = self._complexity_weight(_examples(wanted or given), ranks, batch, number, self.n if n is None else n)
+        if advances and step is None and not torch.compiler.is_compiling() and is_checkpointed():
+            raise RuntimeError(
+                "The objective runs inside torch.utils.checkpoint, which would call it a second time during backward, "
+                "then with other noise. Call it outside."
+            )
+        number, examples = self._next_step(step), _examples(wanted or given)
+        weight = self._complexity_weight(examples, ranks, batch, number, self.n if n is None else n)
+        weighted = model.likelihood
+        if weights is not None:
+            check_weights(_OWNER, weights, examples)
+            weighted = Weighted(model.likelihood, weights)
 
         closed = self.complexity == "closed"
         # (2), averaged over the draws.
         draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
-        likelihood = _mean([draw.cost(model.likelihood, args, kwargs, targets) for draw in draws])
-        cost = Cost(likelihood, _mean([draw.complexity() for draw in draws]), weight)
+        cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight), weight)
         _check_parts(cost)
         if advances:
             self._advance(step, cost)
@@ -216,11 +234,9 @@ class FreeEnergy(nn.Module):
             check_whole("model", _OWNER, self)
         if ranks == 1 or self.own_averaging:
             return
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:  # a frame runs the code of the method that was called, whoever wraps this module
-            if frame.f_code is DistributedDataParallel.forward.__code__:
-                return
-            frame = frame.f_back
+        # A frame runs the code of the method that was called, whoever wraps this module.
+        if is_on_the_stack(lambda code: code is DistributedDataParallel.forward.__code__):
+            return
         constraint = f"True where {ranks} ranks train outside of DistributedDataParallel, each with its own gradients"
         raise invalid("own_averaging", _OWNER, f"{constraint} (wrap the objective in it, or average them)", False)
 
@@ -298,17 +314,3 @@ def _examples(tensors: list[Tensor]) -> int:
         if tensor.dim():
             return len(tensor)
     raise invalid("inputs", _OWNER, "a minibatch of tensors", Described("none"))
-
-
-def _mean(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.stack(values).mean()
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        if not all(isinstance(name, str) for name in inputs):
-            raise invalid("inputs", _OWNER, "a mapping from names of arguments where it is one", list(inputs))
-        return (), dict(inputs)
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    return (inputs,), {}

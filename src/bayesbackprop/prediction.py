@@ -2,21 +2,23 @@
 
 The uncertainty splits in two. *Aleatoric* is what every drawn network agrees is noise; *epistemic* is what they
 disagree about, and what more data would remove. For classes the whole is the entropy and the epistemic part the mutual
-information of label and weights; for numbers the whole is the variance, split by the law of total variance.
+information of label and weights; for numbers and counts the whole is the variance, split by the law of total variance.
 """
 
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, distributions, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bayesbackprop._distributions import StudentT
 from bayesbackprop._engine import Slots, evaluating, lock, over_draws, substituting
 from bayesbackprop._errors import (
     Described,
@@ -25,10 +27,9 @@ from bayesbackprop._errors import (
     check_probability,
     check_type,
     invalid,
-    tensor_shape,
     tensors_of,
 )
-from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.likelihoods import Joint, Likelihood
 
 # What predictions may hold at a time unless told otherwise.
 GIGABYTE = 2**30
@@ -37,12 +38,20 @@ GIGABYTE = 2**30
 # 9 there is less than 1e-18 of it), with three Gauss-Legendre points in between: about 1e-7.
 _NODES = torch.linspace(-9, 9, 37, dtype=torch.float64)
 _LEGENDRE = np.polynomial.legendre.leggauss(3)
+# The tails of Student's t are powers of the distance: there its nodes grow by this factor.
+_GROWTH = 1.4
+# The part of a distribution that may be left out of its entropy, and the most values that of a count is summed over.
+_REST, _MOST_VALUES = 1e-13, 2**20
 # Numbers to hold at a time while integrating.
 _CHUNK = 2**22
+# The functions of torch behind the ``sample`` of its distributions, and ``randint``.
+_RANDOM = {"bernoulli", "binomial", "cauchy_", "exponential_", "geometric_", "multinomial", "normal", "normal_"}
+_RANDOM |= {"poisson", "rand", "randint", "uniform_", "_sample_dirichlet", "_standard_gamma"}
 # What every module has, besides what is its own.
 _OF_ALL_MODULES = frozenset(vars(nn.Module()))
-# Halvings of the bracket around a quantile: more than the bits of a double.
-_HALVINGS = 60
+# Halvings of the bracket around a quantile: more than the bits of a double. Before, it may double until it spans all
+# doubles.
+_HALVINGS, _DOUBLINGS = 60, 2100
 
 
 class Predictive(ABC):
@@ -52,7 +61,7 @@ class Predictive(ABC):
     examples, one draw after the other.
     """
 
-    def __init__(self, components: distributions.Distribution, draws: int) -> None:
+    def __init__(self, components: Any, draws: int) -> None:
         self.components = components
         self.draws = draws
 
@@ -85,19 +94,91 @@ class Predictive(ABC):
     def quantiles(self, q: Sequence[float]) -> Tensor:
         """Quantiles ``[len(q), ...]``: of the target for numbers, over the draws of its probability for classes."""
 
+    @abstractmethod
+    def _log_probs(self, target: Any) -> Tensor:
+        """log P(y|x,w) of each draw, ``[draws, ...]``."""
+
+    @abstractmethod
+    def _sample(self, chosen: "_Chosen") -> Tensor:
+        """Targets of the draws that were chosen, ``[count, ...]``."""
+
     @property
     def stddev(self) -> Tensor:
         """The square root of the variance."""
-        return self.variance.sqrt()
+        stddev: Tensor = tree_map(torch.sqrt, self.variance)
+        return stddev
 
-    def log_prob(self, target: Tensor) -> Tensor:
+    def interval(self, level: float) -> Tensor:
+        """The ends ``[2, ...]`` of the central interval of probability ``level``, from quantile to quantile."""
+        level = check_probability("interval", level=level)["level"]
+        return self.quantiles([(1 - level) / 2, (1 + level) / 2])
+
+    def log_prob(self, target: Any) -> Tensor:
         """log P(y|x) of each element of the target: the logarithm of the mean probability over the draws."""
+        return self._log_probs(target).logsumexp(0) - math.log(self.draws)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """``count`` targets for each example, ``[count, ...]``. Each is of one draw, the same for all examples.
+
+        Args:
+            count: How many.
+            generator: What they are drawn from; None for torch's own.
+        """
+        count = check_count("sample", count=count)["count"]
+        check_type("sample", torch.Generator | None, "None or a torch.Generator", generator=generator)
+        with nullcontext() if generator is None else _From(generator), torch.no_grad():
+            return self._sample(_Chosen(self.draws, count, "cpu" if generator is None else generator.device))
+
+
+class _Chosen:
+    """Which draw each of ``count`` samples is of, at random."""
+
+    def __init__(self, draws: int, count: int, device: str | torch.device) -> None:
+        draw = torch.randint(draws, (count,), device=device)
+        ordered, position = draw.sort(stable=True)
+        counts = ordered.bincount(minlength=draws)
+        first = counts.cumsum(0) - counts
+        # Of two samples of the same draw, the first takes its first target and the second its second.
+        number = torch.empty_like(draw)
+        number[position] = torch.arange(count, device=device) - first[ordered]
+        self.most = int(counts.max())
+        self._draw, self._number = draw, number
+
+    def of(self, samples: Tensor) -> Tensor:
+        """Those of ``samples``, ``[most, draws, ...]``, that were chosen."""
+        return samples[self._number.to(samples.device), self._draw.to(samples.device)]
+
+
+class _From(TorchFunctionMode):
+    """Within it, all that is random comes from a generator: torch's distributions cannot be given one."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {"generator": self._generator} if func.__name__ in _RANDOM else {}
+        return func(*args, **{**(kwargs or {}), **given})
+
+
+class MixturePredictive(Predictive):
+    """What classes and numbers have in common."""
+
+    components: distributions.Distribution
+
+    def _log_probs(self, target: Tensor) -> Tensor:
         shape = self.components.batch_shape + self.components.event_shape
         expected = (shape[0] // self.draws, *shape[1:])
-        if not isinstance(target, Tensor) or tuple(target.shape) != expected:
-            got = tensor_shape(target) if isinstance(target, Tensor) else target
-            raise invalid("target", "Predictive.log_prob", f"a tensor of shape {list(expected)}", got)
-        return self._by_draw(self.components.log_prob(self._repeated(target))).logsumexp(0) - math.log(self.draws)
+        is_real = isinstance(target, Tensor) and target.layout is torch.strided and not target.is_complex()
+        if not is_real or tuple(target.shape) != expected:
+            raise invalid(
+                "target", "Predictive.log_prob", f"a tensor of real numbers of shape {list(expected)}", target
+            )
+        return self._by_draw(self.components.log_prob(self._repeated(target)))
+
+    def _sample(self, chosen: _Chosen) -> Tensor:
+        samples = self.components.sample(torch.Size([chosen.most]))
+        return chosen.of(samples.unflatten(1, (self.draws, -1)))
 
     def _repeated(self, values: Tensor) -> Tensor:
         if isinstance(self.components, distributions.Bernoulli):
@@ -108,7 +189,7 @@ class Predictive(ABC):
         return values.reshape(self.draws, -1, *values.shape[1:])
 
 
-class ClassPredictive(Predictive):
+class ClassPredictive(MixturePredictive):
     """The predictive distribution of classes (probabilities on the last dimension) or of yes and no."""
 
     components: distributions.Categorical | distributions.Bernoulli
@@ -148,11 +229,11 @@ class ClassPredictive(Predictive):
 
     def quantiles(self, q: Sequence[float]) -> Tensor:
         probs = self._by_draw(self.components.probs)
-        return probs.quantile(_levels(q, probs), dim=0)
+        return probs.quantile(torch.as_tensor(_levels(q), dtype=probs.dtype, device=probs.device), dim=0)
 
 
-class ValuePredictive(Predictive):
-    """The predictive distribution of numbers: a mixture of, say, Gaussians."""
+class ValuePredictive(MixturePredictive):
+    """The predictive distribution of numbers or counts: a mixture of, say, Gaussians."""
 
     @property
     def mean(self) -> Tensor:
@@ -174,34 +255,193 @@ class ValuePredictive(Predictive):
 
     @property
     def entropy(self) -> Tensor:
-        """-E[log P(y|x)] by quadrature, for Gaussian components."""
-        if not isinstance(self.components, distributions.Normal):
+        """-E[log P(y|x)]: by quadrature where the components are Gaussian or Student's t, and for counts as a sum."""
+        if self._is_whole:
+            return self._summed_entropy()
+        if not isinstance(self.components, distributions.Normal | distributions.StudentT):
             raise NotImplementedError(f"The entropy of a mixture of {type(self.components).__name__} is not available.")
-        mean = self._by_draw(self.components.mean).double().flatten(1)
-        scale = self._by_draw(self.components.stddev).double().flatten(1)
-        grid = (mean + _NODES.to(mean.device)[:, None, None] * scale).flatten(0, 1).sort(dim=0).values
+        loc, scale = (self._by_draw(each).double().flatten(1) for each in (self.components.loc, self.components.scale))
+        nodes, each = _NODES, cast(distributions.Distribution, distributions.Normal(loc, scale, validate_args=False))
+        if isinstance(self.components, distributions.StudentT):
+            df = self._by_draw(self.components.df).double().flatten(1)
+            nodes, each = _heavy_nodes(float(df.min())), StudentT(df, loc, scale, validate_args=False)
+        grid = (loc + nodes.to(loc.device)[:, None, None] * scale).flatten(0, 1).sort(dim=0).values
         middle, half = (grid[1:] + grid[:-1]) / 2, (grid[1:] - grid[:-1]) / 2
-        total = torch.zeros_like(mean[0])
-        rows = max(1, _CHUNK // mean.numel())
+        total = torch.zeros_like(loc[0])
+        rows = max(1, _CHUNK // loc.numel())
         for node, weight in zip(*_LEGENDRE, strict=True):
             for y, width in zip((middle + node * half).split(rows), half.split(rows), strict=True):
-                each = distributions.Normal(mean, scale).log_prob(y[:, None])
-                log_density = each.logsumexp(1) - math.log(self.draws)
-                total -= (weight * width * log_density.exp() * log_density.clamp(min=-1e4)).sum(0)
-        return total.to(self.components.mean.dtype).reshape(self.mean.shape)
+                log_density = each.log_prob(y[:, None]).logsumexp(1) - math.log(self.draws)
+                total += (weight * width * _minus_p_log_p(log_density)).sum(0)
+        return self._in_shape(total)
+
+    def _summed_entropy(self) -> Tensor:
+        """-sum_k P(k) log P(k), without the ends that hold less than anyone would notice."""
+        low, high = (self._quantile(level).flatten() for level in (_REST, 1 - _REST))
+        values = int((high - low).max()) + 1
+        if values > _MOST_VALUES:
+            found = f"The entropy of counts that spread over {values:,} values is not available"
+            raise NotImplementedError(f"{found} (at most {_MOST_VALUES:,}).")
+        total = torch.zeros_like(low)
+        steps = torch.arange(values, dtype=low.dtype, device=low.device)[:, None]
+        for k in (low + steps).split(max(1, _CHUNK // (low.numel() * self.draws))):
+            total += _minus_p_log_p(self._log_prob_at(k)).sum(0)
+        return self._in_shape(total)
+
+    def _log_prob_at(self, y: Tensor) -> Tensor:
+        """log P(y|x) in double precision at points ``[points, elements]``."""
+        shape = self.components.batch_shape[1:]
+        points = y.reshape(len(y), 1, -1, *shape).expand(-1, self.draws, -1, *shape).flatten(1, 2)
+        each: Tensor = self.components.log_prob(points).double().unflatten(1, (self.draws, -1))
+        return (each.logsumexp(1) - math.log(self.draws)).flatten(1)
+
+    def _in_shape(self, values: Tensor) -> Tensor:
+        like = self.mean
+        return values.to(like.dtype).reshape(like.shape)
 
     def quantiles(self, q: Sequence[float]) -> Tensor:
-        """Where the mixture's distribution function is q, by bisection between the extremes of the components."""
-        return torch.stack([self._quantile(float(level)) for level in _levels(q, self.mean)])
+        """Where the mixture's distribution function reaches q, by bisection; of counts the first such value."""
+        return torch.stack([self._in_shape(self._quantile(level)) for level in _levels(q)])
 
     def _quantile(self, level: float) -> Tensor:
-        each = self._by_draw(self.components.icdf(torch.full_like(self.components.mean, level)))
-        low, high = each.amin(0), each.amax(0)
+        """In double precision. The bracket is that of the components' own quantiles, or found by doubling it."""
+        try:
+            levels = torch.full_like(self.components.mean, level, dtype=torch.float64)
+            each = self._by_draw(self.components.icdf(levels))
+            low, high = each.amin(0), each.amax(0)
+        except NotImplementedError:
+            low, high = self._bracket(level)
+        is_whole, rounding = self._is_whole, torch.finfo(self.mean.dtype).eps / 8
         for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            below = self._by_draw(self.components.cdf(self._repeated(middle))).mean(0) < level
+            close = 1 if is_whole else rounding * torch.maximum(low.abs(), high.abs())
+            if bool(((high == low) | (high - low <= close)).all()):  # also where both are infinite
+                break
+            middle = ((low + high) / 2).floor() if is_whole else (low + high) / 2
+            below = self._cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high) / 2
+        return high if is_whole else (low + high) / 2
+
+    def _bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        """Numbers between which the distribution function passes ``level``."""
+        like = self.mean.double()
+        ends = [torch.full_like(like, end) for end in self._ends]
+        if level in (0, 1):
+            return ends[int(level)], ends[int(level)]
+        spread = self.stddev.double()
+        # Where there is no mean or variance, or none that is finite, any will do.
+        centre = torch.where(like.isfinite(), like, 0.0)
+        spread = torch.where((spread > 0) & spread.isfinite(), spread, 1.0)
+        edges: list[Tensor] = []
+        for sign, end in zip((-1, 1), ends, strict=True):
+            if bool(end.isfinite().all()):
+                edges.append(end - 1 if sign < 0 and self._is_whole else end)
+                continue
+            step = spread
+            for _ in range(_DOUBLINGS):
+                edge = (centre + sign * step).ceil() if self._is_whole else centre + sign * step
+                inside = (self._cdf(edge) < level) == (sign > 0)
+                if not bool(inside.any()):
+                    break
+                step = torch.where(inside, 2 * step, step)
+            edges.append(edge)
+        return edges[0], edges[1]
+
+    def _cdf(self, value: Tensor) -> Tensor:
+        """P(y <= value|x), the mean over the draws of the components' own, or of their summed probabilities."""
+        try:
+            return self._by_draw(self.components.cdf(self._repeated(value))).mean(0)
+        except NotImplementedError:
+            if not self._is_whole:
+                kind = type(self.components).__name__
+                raise NotImplementedError(
+                    f"Quantiles of a mixture of {kind} are not available: it has no cdf."
+                ) from None
+        first, _ = self._ends
+        last = max(first, float(value.max()))
+        total = torch.zeros_like(value)
+        rows = max(1, _CHUNK // (value.numel() * self.draws))
+        for k in torch.arange(first, last + 1, dtype=value.dtype, device=value.device).split(rows):
+            points = k.reshape(-1, *(1,) * value.dim()).expand(-1, *value.shape)
+            probs = self._log_prob_at(points.flatten(1)).exp().reshape(points.shape)
+            total += torch.where(points <= value, probs, 0.0).sum(0)
+        return total
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the targets are whole numbers."""
+        return self._support.is_discrete and not self.components.event_shape
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        """Between which numbers all targets are."""
+        low, high = (
+            getattr(self._support, name, end) for name, end in (("lower_bound", -math.inf), ("upper_bound", math.inf))
+        )
+        return float(torch.as_tensor(low).min()), float(torch.as_tensor(high).max())
+
+    @property
+    def _support(self) -> distributions.constraints.Constraint:
+        try:
+            return self.components.support or distributions.constraints.real
+        except NotImplementedError:
+            return distributions.constraints.real
+
+
+class JointPredictive(Predictive):
+    """The predictive distributions of the heads of a :class:`Joint`: ``predicted["price"]``, ``predicted[0]``.
+
+    ``log_prob`` and ``sample`` are of all targets of an example together: the heads share their draws, so their targets
+    depend on each other. Everything else is of each head, in a dictionary or tuple as the network's output.
+    """
+
+    def __init__(self, likelihood: Joint, heads: Sequence[Predictive]) -> None:
+        super().__init__(likelihood.join([head.components for head in heads]), heads[0].draws)
+        self._likelihood, self._each = likelihood, list(heads)
+        self.heads = likelihood.join(heads)
+
+    def __getitem__(self, head: Any) -> Predictive:
+        return self.heads[head]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    @property
+    def mean(self) -> Any:
+        return self._of_each(lambda head: head.mean)
+
+    @property
+    def variance(self) -> Any:
+        return self._of_each(lambda head: head.variance)
+
+    @property
+    def entropy(self) -> Any:
+        return self._of_each(lambda head: head.entropy)
+
+    @property
+    def aleatoric(self) -> Any:
+        return self._of_each(lambda head: head.aleatoric)
+
+    @property
+    def epistemic(self) -> Any:
+        return self._of_each(lambda head: head.epistemic)
+
+    def quantiles(self, q: Sequence[float]) -> Any:
+        return self._of_each(lambda head: head.quantiles(q))
+
+    def _of_each(self, function: Callable[[Predictive], Any]) -> Any:
+        return self._likelihood.join([function(head) for head in self._each])
+
+    def _log_probs(self, target: Any) -> Tensor:
+        """Of each example: the sum over all elements of all its targets."""
+        parts = zip(self._each, self._likelihood.split(target, "target"), strict=True)
+        each = [head._log_probs(part) for head, part in parts]
+        return torch.stack([log_probs.reshape(*log_probs.shape[:2], -1).sum(2) for log_probs in each]).sum(0)
+
+    def _sample(self, chosen: _Chosen) -> Any:
+        return self._of_each(lambda head: head._sample(chosen))
 
 
 @contextmanager
@@ -304,6 +544,9 @@ def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
         if output.dim() < 2:
             constraint = "a network whose output has a row for each example"
             raise invalid("net", "predict", constraint, Described("an output without dimensions"))
+    if isinstance(likelihood, Joint):
+        parts = zip(likelihood.each, likelihood.split(outputs), strict=True)
+        return JointPredictive(likelihood, [predictive(head, output, draws) for head, output in parts])
     with torch.no_grad():
         components = likelihood.distribution(tree_map(lambda output: output.flatten(0, 1), outputs))
     if isinstance(components, (distributions.Categorical, distributions.Bernoulli)):
@@ -311,8 +554,21 @@ def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
     return ValuePredictive(components, draws)
 
 
-def _levels(q: Sequence[float], like: Tensor) -> Tensor:
+def _levels(q: Sequence[float]) -> list[float]:
     if not isinstance(q, Sequence) or not q:
         raise invalid("q", "quantiles", "a list of floats in [0, 1]", q)
-    levels = [check_probability("quantiles", q=level)["q"] for level in q]
-    return torch.as_tensor(levels, dtype=like.dtype, device=like.device)
+    return [check_probability("quantiles", q=level)["q"] for level in q]
+
+
+def _minus_p_log_p(log_p: Tensor) -> Tensor:
+    return -log_p.exp() * log_p.clamp(min=-1e4)  # below which p is 0
+
+
+def _heavy_nodes(df: float) -> Tensor:
+    """The nodes to integrate Student's t between, for a scale of 1."""
+    core = torch.linspace(0, 8, 33, dtype=torch.float64)
+    # Beyond y there is less than y^-df of it, and beyond 1e150 nobody looks.
+    furthest = min(150.0, -math.log10(_REST) / df)
+    growing = max(0, math.ceil((furthest - math.log10(8)) / math.log10(_GROWTH)))
+    half = torch.cat([core, 8 * _GROWTH ** torch.arange(1, growing + 1, dtype=torch.float64)])
+    return torch.cat([-half.flip(0), half[1:]])

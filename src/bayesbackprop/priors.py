@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesbackprop._errors import check_callable, check_positive, check_probability, check_text, invalid, tensor_shape
+from bayesbackprop._errors import check_callable, check_positive, check_probability, check_text, invalid
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -25,6 +25,10 @@ class Prior(ABC):
     @abstractmethod
     def log_density(self, w: Tensor) -> Tensor:
         """log P(w), element by element."""
+
+    def sample(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        """Weights drawn from the prior, of the shape, type and device of ``like``, where it can be drawn from."""
+        raise NotImplementedError(f"{self} cannot be drawn from.")
 
     def expected_log_density(self, mu: Tensor, sigma: Tensor) -> Tensor:  # noqa: ARG002
         """E[log P(w)] for w ~ N(mu, sigma^2), element by element, where it has a closed form."""
@@ -52,6 +56,9 @@ class Normal(Prior):
 
     def log_density(self, w: Tensor) -> Tensor:
         return _normal_log_density(w, self.sigma)
+
+    def sample(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return self.sigma * _normal(like, generator)
 
     def expected_log_density(self, mu: Tensor, sigma: Tensor) -> Tensor:
         """-((mu^2 + sigma^2) / s^2 + log(2 pi s^2)) / 2."""
@@ -87,6 +94,10 @@ class ScaleMixture(Prior):
         # is nothing; near 0 both are small numbers.
         return wide + F.softplus(narrow - wide, threshold=40)  # above which it is linear to the last bit of a double
 
+    def sample(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        slab, normal = _uniform(like, generator) < self.pi, _normal(like, generator)
+        return torch.where(slab, self.sigma1 * normal, self.sigma2 * normal)
+
 
 @dataclass(frozen=True)
 class Laplace(Prior):
@@ -104,6 +115,11 @@ class Laplace(Prior):
 
     def log_density(self, w: Tensor) -> Tensor:
         return -w.abs() / self.scale - math.log(2 * self.scale)
+
+    def sample(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        # The difference of two exponential numbers.
+        one, other = (-torch.log1p(-_uniform(like, generator)) for _ in range(2))
+        return self.scale * (one - other)
 
     def expected_log_density(self, mu: Tensor, sigma: Tensor) -> Tensor:
         """-E|w| / scale - log(2 scale), with E|w| = sigma sqrt(2/pi) exp(-z^2/2) + mu erf(z/sqrt(2)), z = mu/sigma."""
@@ -136,10 +152,8 @@ class LogDensity(Prior):
     def log_density(self, w: Tensor) -> Tensor:
         density = self.function(w)
         if not isinstance(density, Tensor) or density.shape != w.shape:
-            got = tensor_shape(density) if isinstance(density, Tensor) else density
-            raise invalid(
-                "function", repr(self), f"a function whose result has the weights' shape {list(w.shape)}", got
-            )
+            constraint = f"a function whose result has the weights' shape {list(w.shape)}"
+            raise invalid("function", repr(self), constraint, density)
         return density
 
 
@@ -174,6 +188,14 @@ def from_description(description: dict[str, Any]) -> Prior | None:
     numbers = dict(description)
     kind = numbers.pop("kind")
     return None if kind == "own" else _BY_NAME[kind](**numbers)
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+
+
+def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
 
 
 def _normal_log_density(w: Tensor, sigma: float) -> Tensor:

@@ -6,11 +6,12 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from bayesbackprop import likelihoods, priors
+from bayesbackprop import families, likelihoods, priors
 from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
 from bayesbackprop._files import check_same, read, write
+from bayesbackprop.families import AnyFamily, Diagonal
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.priors import Prior
@@ -34,6 +35,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
             for entry in model.plan
             if entry.prior is not None
         },
+        "families": [{"names": names, **families.describe(family)} for names, family in model.families],
     }
     write(path, "model", tensors, contents)
 
@@ -66,6 +68,11 @@ def load(
         estimators: dict[str, Estimator] = {name: entry["estimator"] for name, entry in parameters.items()}
         if not set(estimators.values()) <= set(get_args(Estimator)):
             raise ValueError(f"estimators {sorted(set(estimators.values()))}")
+        family: dict[str, AnyFamily] = dict.fromkeys(parameters, Diagonal())
+        for group in file.contents.get("families", []):  # which older files have not
+            family |= dict.fromkeys(group.pop("names"), families.from_description(group))
+        if family.keys() != parameters.keys():
+            raise ValueError(f"families of {sorted(family.keys() - parameters.keys())}")
         if likelihood is None and described is not None:
             likelihood = described
             for name, parameter in likelihood.named_parameters():
@@ -88,6 +95,7 @@ def load(
         likelihood,
         prior,
         estimator=estimators,
+        family=family,
         select=lambda name, _: name in known,
         normalisation=True,
         centre="net" if centred else None,

@@ -26,6 +26,7 @@ from torch import Tensor, distributions, nn
 from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import (
     Described,
+    all_or_nothing,
     check_choice,
     check_count,
     check_finite,
@@ -35,6 +36,7 @@ from bayesbackprop._errors import (
     check_positive,
     check_type,
     invalid,
+    is_list,
 )
 from bayesbackprop._files import MISUNDERSTANDINGS, check_counter, check_same, read, write
 from bayesbackprop._networks import drawn_from, mlp
@@ -128,8 +130,8 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
 
         The first targets may not show all classes; ``like`` does. A failure leaves the estimator as it was.
         """
-        before, first = dict(self.__dict__), epochs is not None or not hasattr(self, "model_")
-        try:
+        first = epochs is not None or not hasattr(self, "model_")
+        with all_or_nothing(self):
             self._check_parameters()
             dtype = [np.float64, np.float32] if first else self._dtype
             rows, y = self._validated(X, y, reset=first, dtype=dtype, **self._reading)
@@ -141,10 +143,6 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
             n = self.n_samples_seen_ + len(x) if n is None else n
             n = check_count(f"{self._name}.partial_fit", least=len(x), n_samples=n)["n_samples"]
             self._train(x, self._encode(y), epochs, n)
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
         return self
 
     def _train(self, x: Tensor, y: Tensor, epochs: int | None, n: int) -> None:
@@ -199,9 +197,8 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _sizes(self) -> list[int]:
         """The units of each hidden layer."""
-        given = self.hidden_layer_sizes
-        several = given.ndim if isinstance(given, np.ndarray) else isinstance(given, Sequence)
-        units: Any = given if several and not isinstance(given, str | bytes) else [given]
+        given: Any = self.hidden_layer_sizes
+        units = given if is_list(given) else [given]
         return [check_count(self._name, hidden_layer_sizes=each)["hidden_layer_sizes"] for each in units]
 
     @property
@@ -280,23 +277,19 @@ class _BayesianMLP(BaseEstimator, ABC):  # type: ignore[misc]
         return {**state, _CHECKSUM: self._checksum(state)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        before = dict(self.__dict__)
         try:
             if not isinstance(state, dict) or not state.keys() >= set(self._get_param_names()):
                 raise TypeError(f"a state without parameters: {state!r:.80}")
             state = dict(state)
             # Older pickles have no checksum. A name that is none of the estimator's may be what is left of one.
-            fits = (
-                state.pop(_CHECKSUM) == self._checksum(state) if _CHECKSUM in state else state.keys() <= self._names()
-            )
-            if not fits:
+            sealed, names = _CHECKSUM in state, self._names()
+            if not (state.pop(_CHECKSUM) == self._checksum(state) if sealed else state.keys() <= names):
                 raise ValueError("its checksum is missing, or that of other contents")
-            super().__setstate__(state)
-            if "model_" in state:
-                self._restore(safetensors.torch.load(state["model_"]))
+            with all_or_nothing(self):
+                super().__setstate__(state)
+                if "model_" in state:
+                    self._restore(safetensors.torch.load(state["model_"]))
         except (*MISUNDERSTANDINGS, safetensors.SafetensorError) as error:
-            self.__dict__.clear()
-            self.__dict__.update(before)
             got = Described(f"one that is damaged ({type(error).__name__}: {str(error)[:200]})")
             raise invalid("pickle", self._name, "one of such an estimator", got) from error
 

@@ -9,40 +9,44 @@ The loop knows nothing of progress bars, files or averages: those are callbacks 
 import itertools
 import math
 import operator
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from numbers import Real
-from typing import Any, ClassVar, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from bayesbackprop._batches import arguments
 from bayesbackprop._engine import evaluating, lock
 from bayesbackprop._errors import (
     Described,
-    check_callable,
     check_count,
     check_positive,
     check_seed,
     check_type,
+    check_weights,
     invalid,
+    is_list,
     tensors_of,
 )
+from bayesbackprop._gradients import DivergenceError, check_gradients
+from bayesbackprop._ranks import distributed, ending_together, over_ranks, rank_of_ranks
+from bayesbackprop._runs import Callback, Record, Run
+from bayesbackprop._signals import TerminatedError, interrupt_deferred, terminate
+from bayesbackprop.convergence import Convergence, falling
 from bayesbackprop.evaluation import error
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.optim import Adam
 from bayesbackprop.prediction import ClassPredictive
 
 __all__ = [
@@ -59,8 +63,6 @@ __all__ = [
     "terminate",
 ]
 
-# One epoch in numbers: "epoch", "cost", what the cost consists of, what was measured on held-out data, "seconds".
-Record = dict[str, float]
 Validation = Callable[[], Mapping[str, float]]
 
 # Seeds of epochs and batches must not meet those of neighbouring runs.
@@ -71,140 +73,6 @@ _STEP, _FETCH, _BEGIN = 0, _STREAM, 2 * _STREAM
 
 # Networks to average in the predictions on held-out data: enough to compare epochs, and quick.
 _VALIDATION_DRAWS = 10
-
-
-class DivergenceError(RuntimeError):
-    """The cost of a run, or a gradient, is no longer finite."""
-
-
-class TerminatedError(SystemExit):
-    """SIGTERM has ended a run. The process exits with 143, as shells count it, unless someone catches this."""
-
-    def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
-        super().__init__(code)
-
-
-class Callback:
-    """What else happens in a run. All methods do nothing here; a subclass overrides what it needs.
-
-    Callbacks are called in the order in which :func:`fit` got them. What :meth:`state_dict` returns, tensors and what
-    JSON can hold, is part of every checkpoint under the callback's ``name``.
-    """
-
-    name: ClassVar[str] = "callback"
-
-    def restore(self, run: "Run") -> None:
-        """Put ``run`` back to where it was left, before any callback's :meth:`on_start`."""
-
-    def on_start(self, run: "Run") -> None:
-        """The first step is about to be taken."""
-
-    def on_step(self, run: "Run") -> None:
-        """The optimiser has taken a step."""
-
-    def on_epoch(self, run: "Run") -> None:
-        """An epoch is over, and ``run.history[-1]`` is its record."""
-
-    def on_end(self, run: "Run") -> None:
-        """The run is over: complete, stopped, interrupted or failed."""
-
-    def evaluating(self, run: "Run") -> AbstractContextManager[None]:  # noqa: ARG002
-        """Within it ``run`` is evaluated: its parameters are those that count."""
-        return nullcontext()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of this callback."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned."""
-
-
-class Run:
-    """How far a training run is. Callbacks read it, and end it with :meth:`stop`.
-
-    Attributes:
-        objective: The module whose call gives the cost of a minibatch.
-        optimiser: The optimiser.
-        scheduler: Of the learning rate, or None.
-        epochs: How many there will be.
-        steps: The steps of an epoch, or None where the loader has no length.
-        step: Steps taken.
-        taken: Batches taken of the running epoch.
-        examples: Examples in them, over all ranks.
-        sums: The costs of the running epoch, summed over its examples.
-        seconds: The time spent on training in the running epoch.
-        history: A record for each epoch that is over.
-        interrupted: Whether Ctrl-C or SIGTERM ended it.
-        complete: Whether it reached its end, or was stopped by a callback.
-        seed: Of what is random.
-        accumulate: Batches of a step.
-        rank: The number of this process.
-        ranks: The number of processes.
-    """
-
-    def __init__(
-        self,
-        objective: nn.Module,
-        optimiser: Optimizer,
-        scheduler: LRScheduler | None,
-        epochs: int,
-        steps: int | None,
-        callbacks: Sequence[Callback],
-        seed: int = 0,
-        accumulate: int = 1,
-    ) -> None:
-        self.seed, self.accumulate = seed, accumulate
-        self.objective, self.optimiser, self.scheduler = objective, optimiser, scheduler
-        self.epochs, self.steps, self.callbacks = epochs, steps, callbacks
-        self.rank, self.ranks = _rank(), _ranks()
-        self.step = self.taken = self.examples = 0
-        self.sums: dict[str, float] = {}
-        self.seconds = 0.0
-        self.history: list[Record] = []
-        self.interrupted = self.complete = self._stopped = False
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are over."""
-        return len(self.history)
-
-    @property
-    def means(self) -> dict[str, float]:
-        """The costs of the running epoch so far, averaged over its examples."""
-        return {name: total / self.examples for name, total in self.sums.items()}
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether there is another epoch."""
-        return self.epoch < self.epochs and not self._stopped
-
-    def stop(self) -> None:
-        """Let the running epoch be the last."""
-        self._stopped = True
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Within it the parameters are those that the callbacks want evaluated: their averages, say."""
-        with ExitStack() as stack:
-            for callback in self.callbacks:
-                stack.enter_context(callback.evaluating(self))
-            yield
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the run is, as far as JSON can say it."""
-        names = ("step", "taken", "examples", "sums", "seconds", "seed", "accumulate")
-        return {**{name: getattr(self, name) for name in names}, "records": self.history}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned, of a run with the same settings."""
-        for name, now in (("seed", self.seed), ("accumulate", self.accumulate)):
-            if state.get(name, now) != now:
-                constraint = f"{state[name]}, as in the run that the checkpoint is of; or choose another file"
-                raise invalid(name, "fit", constraint, now)
-        self.step, self.taken, self.examples = state["step"], state["taken"], state["examples"]
-        self.sums, self.seconds = dict(state["sums"]), state["seconds"]
-        self.history[:] = state["records"]
 
 
 class Batches:
@@ -218,6 +86,7 @@ class Batches:
         batch_size: Examples of a minibatch, over all ranks.
         seed: Of the order.
         order: The order of an epoch, by its number from 0, instead of a random permutation by ``seed``.
+        weights: What each example counts, ``[N]``; a minibatch is then ``(inputs, targets, weights)``.
 
     Examples:
         >>> batches = Batches(torch.arange(5.0)[:, None], torch.arange(5), batch_size=2)
@@ -226,12 +95,18 @@ class Batches:
     """
 
     def __init__(
-        self, inputs: Any, targets: Any, batch_size: int, seed: int = 0, *, order: Callable[[int], Tensor] | None = None
+        self,
+        inputs: Any,
+        targets: Any,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        order: Callable[[int], Tensor] | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         self.batch_size = check_count("Batches", batch_size=batch_size)["batch_size"]
         seed = check_seed("Batches", seed=seed)["seed"]
-        if order is not None:
-            check_callable("Batches", order=order)
+        check_type("Batches", Callable | None, "None or a function", order=order)
         for name, values in (("inputs", inputs), ("targets", targets)):
             tensors = tensors_of(values)
             if not tensors or not all(tensor.dim() and len(tensor) for tensor in tensors):
@@ -242,7 +117,9 @@ class Batches:
             constraint = "tensors, or tuples or mappings of them, of as many rows as the inputs"
             raise invalid("targets", "Batches", constraint, Described(f"lengths {sorted(lengths)}"))
         (self.examples,) = lengths
-        self.inputs, self.targets = inputs, targets
+        if weights is not None:
+            check_weights("Batches", weights, self.examples)
+        self.inputs, self.targets, self.weights = inputs, targets, weights
         random, n = torch.Generator(), self.examples
         self._order = order or (lambda epoch: torch.randperm(n, generator=random.manual_seed(_number(seed, epoch))))
         self._epoch = 0
@@ -254,8 +131,8 @@ class Batches:
     def __len__(self) -> int:
         return math.ceil(self.examples / self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        rank, ranks = _rank(), _ranks()
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        rank, ranks = rank_of_ranks()
         if self.batch_size % ranks or self.examples % self.batch_size % ranks:
             constraint = f"such that {ranks} ranks can share each minibatch evenly, the last of an epoch too"
             raise invalid("batch_size", "Batches", constraint, self.batch_size)
@@ -264,16 +141,17 @@ class Batches:
         if not fits or not len(order) or bool(((order < 0) | (order >= self.examples)).any()):
             constraint = f"a function that gives the numbers of rows, a tensor of int64 in [0, {self.examples})"
             raise invalid("order", "Batches", constraint, order)
+        parts = (self.inputs, self.targets) if self.weights is None else (self.inputs, self.targets, self.weights)
         for rows in order.split(self.batch_size):
             own = operator.itemgetter(rows[rank::ranks])
-            yield _of_each(self.inputs, own), _of_each(self.targets, own)
+            yield tuple(_of_each(part, own) for part in parts)
 
 
 def fit(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    epochs: int,
+    epochs: int | None = None,
     n: int | None = None,
     optimiser: Optimizer | None = None,
     scheduler: LRScheduler | None = None,
@@ -295,14 +173,21 @@ def fit(
     of your own waits for the signal, it is left alone.
 
     Args:
-        model: A :class:`Bayesian`, trained on its :class:`FreeEnergy`; or an objective: a module whose call with
-            ``(inputs, targets)`` gives the cost of a minibatch as a mean over its examples.
-        batches: A ``DataLoader``, :class:`Batches` or any iterable of pairs ``(inputs, targets)``. Its ``set_epoch``,
-            or that of its sampler, is called before each epoch.
-        epochs: Passes over ``batches``.
+        model: A :class:`Bayesian`, trained on its :class:`FreeEnergy`, in closed form where there is one; or an
+            objective: a module whose call with ``(inputs, targets)`` gives the cost of a minibatch as a mean over its
+            examples.
+        batches: A ``DataLoader``, :class:`Batches` or any iterable of pairs ``(inputs, targets)``, or of triples
+            ``(inputs, targets, weights)`` where examples have weights, which the objective gets as ``weights=``. Its
+            ``set_epoch``, or that of its sampler, is called before each epoch.
+        epochs: Passes over ``batches``; None for as many as it takes until the cost has stopped falling
+            (:class:`~bayesbackprop.callbacks.Convergence`, which may also be given, with settings of its own).
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
-        optimiser: Any whose ``step`` needs no closure; Adam unless given.
-        scheduler: Of the learning rate, moved on after every step of the optimiser.
+        optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or of
+            0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in
+            ``.grad``, unless they are clipped or accumulated.
+        scheduler: Of the learning rate, moved on after every step of the optimiser. Unless given, the rate of our own
+            optimiser falls linearly to 0 over the second half of the run; that of any, at the end of one that
+            converges.
         validation: Held-out batches; or a function that measures what it likes, for the record of the epoch. Of
             batches it is ``validation_nll``, the mean -log p(y|x), and ``validation_error``, the fraction of wrong
             classes, where there are classes; of an objective that is no :class:`FreeEnergy`, ``validation_cost``.
@@ -321,7 +206,9 @@ def fit(
         >>> history[-1]["cost"] < history[0]["cost"]
         True
     """
-    epochs, accumulate = check_count("fit", epochs=epochs, accumulate=accumulate).values()
+    accumulate = check_count("fit", accumulate=accumulate)["accumulate"]
+    if epochs is not None:
+        epochs = check_count("fit", epochs=epochs)["epochs"]
     seed = check_seed("fit", seed=seed)["seed"]
     if clip is not None:
         clip = check_positive("fit", clip=clip)["clip"]
@@ -333,19 +220,30 @@ def fit(
     if device is not None:
         objective.to(device)
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
-    if optimiser is None:
-        trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
-        optimiser = torch.optim.Adam(trained, fused=True)
+    converging = next((callback for callback in callbacks if isinstance(callback, Convergence)), None)
+    if epochs is None and converging is None:
+        callbacks = [converging := Convergence(), *callbacks]
     measure = partial(_measure, objective, validation, place) if isinstance(validation, Iterable) else validation
     weighs_minibatches = isinstance(objective, FreeEnergy) and objective.weighs_minibatches
     steps = None
     with suppress(TypeError):  # a loader of a stream has a __len__ that refuses
         steps = math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
-    run = Run(objective, optimiser, scheduler, epochs, steps, callbacks, seed, accumulate)
+    own = optimiser is None
+    if optimiser is None:
+        trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
+        optimiser = Adam(trained, *_rate_and_betas(objective, converging), fused=True)
+    run = Run(objective, optimiser, scheduler, epochs or math.inf, steps, callbacks, seed, accumulate)
+    if scheduler is None and converging is not None:
+        run.scheduler = scheduler = LambdaLR(optimiser, converging.rate)
+    elif scheduler is None and own:
+        run.scheduler = scheduler = LambdaLR(optimiser, partial(_rate, run))
+    backward: Callable[[Tensor], None] = Tensor.backward
+    if isinstance(optimiser, Adam) and clip is None and accumulate == 1:
+        backward = optimiser.backward
 
     devices, kind = ([], "cuda") if place.type == "cpu" else ([place], place.type)
     generators = torch.random.fork_rng(devices, device_type=kind)
-    with generators, interrupt_deferred() as interrupted, _ending_together(interrupted), ExitStack() as ending:
+    with generators, ending_together() as interrupted, ExitStack() as ending:
         for callback in callbacks:
             ending.callback(callback.on_end, run)  # however the run ends; the last is told first
         for callback in callbacks:
@@ -357,24 +255,29 @@ def fit(
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
         while run.goes_on:
+            if run.steps is None and run.epoch:  # of a stream it is known when it has been seen
+                run.steps = (run.step - math.ceil(run.taken / accumulate)) // run.epoch
             started = time.perf_counter() - run.seconds
             left = _batches_left(batches, run, place)
             while group := list(itertools.islice(left, accumulate)):
-                if _signal_of_any_rank(interrupted()):
+                if interrupted():
                     run.interrupted = True
-                    raise _Stop
+                    break
 
                 # The gradient of the mean cost of all examples of the group.
-                examples = sum(size for _, _, size in group)
+                examples = sum(size for *_, size in group)
+                cost_before, examples_before = run.sums.get("cost", 0.0), run.examples
+                if isinstance(model, Bayesian):
+                    model.choose_estimator(group[0][0])
                 optimiser.zero_grad()
-                for number, (inputs, targets, size) in enumerate(group):
+                for number, (inputs, targets, weights, size) in enumerate(group):
                     _seed(place, seed, _STEP, (run.step * accumulate + number) * run.ranks + run.rank)
                     is_last = number == len(group) - 1
                     with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
                         with torch.autocast(place.type, autocast) if autocast else nullcontext():
                             which = {"batch": run.taken} if weighs_minibatches else {}
-                            cost = forward(inputs, targets, **which)
-                        (cost / (examples / size)).backward()
+                            cost = forward(inputs, targets, **weights, **which)
+                        backward(cost / (examples / size))
                     _add(run, cost, size)
                 _check_step(run, clip)
                 with whole:
@@ -382,18 +285,46 @@ def fit(
                 if scheduler is not None:
                     scheduler.step()
                 run.step += 1
+                run.cost = (run.sums["cost"] - cost_before) / (run.examples - examples_before)
                 run.seconds = time.perf_counter() - started
                 for callback in callbacks:
                     callback.on_step(run)
 
+            if run.interrupted:
+                break
             _end_epoch(run, measure)
             for callback in callbacks:
                 callback.on_epoch(run)
-        run.complete = True
+        run.complete = not run.interrupted
     return run.history
 
 
 # --- the parts of the loop -------------------------------------------------------------------------------------------
+
+
+def _check_parts(
+    batches: object, optimiser: object, scheduler: object, validation: object, device: Any, callbacks: Any
+) -> None:
+    """Refuse whatever is of another type than :func:`fit` can use."""
+    if not _is_iterable(batches):
+        raise invalid("batches", "fit", "a DataLoader, Batches or another iterable of pairs", batches)
+    known = "None, or an optimiser of torch.optim, made with the model's parameters"
+    check_type("fit", Optimizer | None, known, optimiser=optimiser)
+    check_type("fit", LRScheduler | None, "None, or a scheduler of torch.optim", scheduler=scheduler)
+    if validation is not None and not callable(validation) and not _is_iterable(validation):
+        raise invalid("validation", "fit", "None, an iterable of pairs (inputs, targets), or a function", validation)
+    if not is_list(callbacks) or not all(isinstance(each, Callback) for each in callbacks):
+        raise invalid("callbacks", "fit", "a list of callbacks", callbacks)
+    if device is not None:
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise invalid("device", "fit", "None, or a device that torch knows", device) from error
+
+
+def _is_iterable(value: object) -> bool:
+    """Whether there is more than one thing in it, and no letters."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
 def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Module:
@@ -402,8 +333,9 @@ def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Modul
     if not model.training:
         raise invalid("model", "fit", "in training mode: call its train()", Described("one in evaluation mode"))
     sampler: Any = getattr(batches, "sampler", None)
+    _, ranks = rank_of_ranks()
     if (
-        _ranks() > 1
+        ranks > 1
         and isinstance(batches, DataLoader)
         and isinstance(sampler, RandomSampler | SequentialSampler)
         and type(batches.batch_sampler) is BatchSampler  # one of the user's own may know of ranks
@@ -425,36 +357,13 @@ def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Modul
             constraint = "given where the batches do not say how many examples the training set has"
             raise invalid("n", "fit", constraint, None) from None
         takes_all = isinstance(sampler, DistributedSampler) or type(sampler) in (RandomSampler, SequentialSampler)
-        if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // _ranks()):
+        if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // ranks):
             constraint = "given where a sampler decides which examples belong to the training set"
             raise invalid("n", "fit", constraint, None)
-    return FreeEnergy(model, n)
-
-
-def _check_parts(
-    batches: object, optimiser: object, scheduler: object, validation: object, device: Any, callbacks: Any
-) -> None:
-    """Refuse whatever is of another type than :func:`fit` can use."""
-    if not _is_iterable(batches):
-        raise invalid("batches", "fit", "a DataLoader, Batches or another iterable of pairs", batches)
-    known = "None, or an optimiser of torch.optim, made with the model's parameters"
-    check_type("fit", Optimizer | None, known, optimiser=optimiser)
-    check_type("fit", LRScheduler | None, "None, or a scheduler of torch.optim", scheduler=scheduler)
-    if validation is not None and not callable(validation) and not _is_iterable(validation):
-        raise invalid("validation", "fit", "None, an iterable of pairs (inputs, targets), or a function", validation)
-    is_list = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
-    if not is_list or not all(isinstance(each, Callback) for each in callbacks):
-        raise invalid("callbacks", "fit", "a list of callbacks", callbacks)
-    if device is not None:
-        try:
-            torch.device(device)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise invalid("device", "fit", "None, or a device that torch knows", device) from error
-
-
-def _is_iterable(value: object) -> bool:
-    """Whether there is more than one thing in it, and no letters."""
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
+    try:
+        return FreeEnergy(model, n, complexity="closed")  # which has less noise, where all priors have a closed form
+    except ValueError:
+        return FreeEnergy(model, n)
 
 
 def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
@@ -470,7 +379,22 @@ def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, schedule
         raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
 
 
-def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Iterator[tuple[Any, Any, int]]:
+def _rate_and_betas(objective: nn.Module, converging: Convergence | None) -> tuple[float, tuple[float, float]]:
+    """Of our own optimiser: the best that were found over many tasks (docs/decisions/fitting.md).
+
+    To converge, a step is to be about as long as the posterior is wide, which n examples make as 1 / sqrt(n).
+    """
+    if converging is None or not isinstance(objective, FreeEnergy):
+        return 3e-3, (0.9, 0.999)
+    return min(0.1, 0.5 / math.sqrt(objective.n)), (0.9, 0.99)
+
+
+def _rate(run: Run, step: int) -> float:
+    """The learning rate after so many steps, as a fraction of that at the start: it falls over the second half."""
+    return 1.0 if run.steps is None else falling(step, run.epochs * run.steps / 2, run.epochs * run.steps)
+
+
+def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Iterator["_Batch"]:
     """The batches of the running epoch without those that it had before it was resumed."""
     owners: list[Any] = [batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)]
     for owner in owners:
@@ -492,15 +416,19 @@ def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Ite
         raise invalid("batches", "fit", constraint, Described(f"none in epoch {run.epoch + 1}"))
 
 
-def _prepared(batch: Any, device: torch.device, name: str = "batches") -> tuple[Any, Any, int]:
-    """The inputs and targets of a batch on ``device``, and the number of its examples."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+# Inputs, targets, the weights of the examples (if there are any, as an argument of the objective) and their number.
+_Batch = tuple[Any, Any, dict[str, Any], int]
+
+
+def _prepared(batch: Any, device: torch.device, name: str = "batches") -> _Batch:
+    """A batch on ``device``."""
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         got = Described(f"a {type(batch).__name__}")
-        raise invalid(name, "fit", "an iterable of pairs (inputs, targets)", got)
-    inputs, targets = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
+        raise invalid(name, "fit", "an iterable of pairs (inputs, targets), or of (inputs, targets, weights)", got)
+    inputs, targets, *weights = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
     for tensor in (*tensors_of(targets), *tensors_of(inputs)):
         if tensor.dim():
-            return inputs, targets, len(tensor)
+            return inputs, targets, {"weights": weights[0]} if weights else {}, len(tensor)
     raise invalid(name, "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
 
 
@@ -514,7 +442,7 @@ def _add(run: Run, cost: Tensor, size: int) -> None:
     """Add the cost of a batch to those of its epoch, so that each example counts once: the last batch may be short."""
     parts = {name: getattr(cost, name) for name in ("likelihood", "complexity") if hasattr(cost, name)}
     values = {"cost": cost, **parts}
-    sums = _over_ranks([size, *(size * float(value.detach()) for value in values.values())])
+    sums = over_ranks([size, *(size * float(value.detach()) for value in values.values())])
     for name, total in zip(values, sums[1:], strict=True):
         run.sums[name] = run.sums.get(name, 0.0) + total
     run.examples += int(sums[0])
@@ -530,47 +458,6 @@ def _check_step(run: Run, clip: float | None) -> None:
         raise
     if clip is not None and norm is not None:
         nn.utils.clip_grads_with_norm_(run.objective.parameters(), clip, norm)
-
-
-def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = False) -> Tensor | None:
-    """Refuse gradients that are not finite before ``optimiser`` takes a step with them; their norm, if wanted."""
-    if norm:
-        total = nn.utils.get_total_norm(p.grad for p in objective.parameters() if p.grad is not None)
-        if math.isfinite(total.item()):
-            return total
-    elif _has_finite_gradients(optimiser):
-        return None
-    for name, parameter in objective.named_parameters():
-        if (gradient := parameter.grad) is not None:
-            numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
-            if not bool(numbers.isfinite().all()):
-                found = f"The gradient of '{name}' is not finite, so no step was taken."
-                raise DivergenceError(f"{found} {_advice(objective, parameter)}")
-    if norm:  # to scale the gradient by 1 / inf would make it 0
-        raise DivergenceError("The norm of the gradient overflows, so no step was taken. Lower the learning rate.")
-    return None
-
-
-def _has_finite_gradients(optimiser: Optimizer) -> bool:
-    """Whether the sum of all gradients is finite: if so, each is. It takes a hundredth of a step."""
-    gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-    if gradients and gradients[0].device.type != "cpu":  # where to wait for each sum would take longer
-        return math.isfinite(nn.utils.get_total_norm(gradients).item())
-    return math.isfinite(sum([gradient.sum().item() for gradient in gradients]))
-
-
-def _advice(objective: nn.Module, parameter: nn.Parameter) -> str:
-    """Which part of the cost a gradient that is not finite comes from, and what helps."""
-    if not isinstance(objective, FreeEnergy):
-        return "Lower the learning rate."
-    model, first = objective.model, _rank() * objective.draws
-    draws = [model.draw(int(objective.step), first + number) for number in range(objective.draws)]
-    sampled = objective.complexity == "sampled"
-    costs = [draw.complexity() for draw in draws] if sampled else [model.complexity_closed()]
-    (slope,) = torch.autograd.grad(torch.stack(costs).sum(), parameter, allow_unused=True)
-    if slope is not None and not bool(slope.isfinite().all()):
-        return "The complexity cost is to blame: choose a wider prior, or a smaller initial sigma."
-    return "The likelihood cost is to blame: lower the learning rate, or scale the data."
 
 
 def _check_costs(run: Run) -> None:
@@ -601,8 +488,8 @@ def _measure(objective: nn.Module, batches: Iterable[Any], device: torch.device)
     sums: dict[str, float] = {}
     examples = 0
     for batch in batches:
-        inputs, targets, size = _prepared(batch, device, "validation")
-        for name, value in _held_out(objective, inputs, targets).items():
+        inputs, targets, weights, size = _prepared(batch, device, "validation")
+        for name, value in _held_out(objective, inputs, targets, weights).items():
             sums[name] = sums.get(name, 0.0) + size * value
         examples += size
     if not examples:
@@ -610,22 +497,24 @@ def _measure(objective: nn.Module, batches: Iterable[Any], device: torch.device)
     return {f"validation_{name}": total / examples for name, total in sums.items()}
 
 
-def _held_out(objective: nn.Module, inputs: Any, targets: Any) -> dict[str, float]:
-    """How well a batch is predicted, as means over its examples."""
+def _held_out(objective: nn.Module, inputs: Any, targets: Any, weights: dict[str, Any]) -> dict[str, float]:
+    """How well a batch is predicted, as means over its examples; if they have weights, those of the log-probability."""
     if not isinstance(objective, FreeEnergy):
         with evaluating(objective):
-            return {"cost": float(objective(inputs, targets))}
-    named = dict(inputs) if isinstance(inputs, Mapping) else {}
-    placed = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
-    predicted = objective.model.predict(*placed, draws=_VALIDATION_DRAWS, **named)
+            return {"cost": float(objective(inputs, targets, **weights))}
+    args, kwargs = arguments(inputs)
+    predicted = objective.model.predict(*args, draws=_VALIDATION_DRAWS, **kwargs)
     log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
+    for each in weights.values():
+        check_weights("fit", each, len(log_prob))
+        log_prob = log_prob.reshape(len(log_prob), -1).sum(1) * each
     found = {"nll": -float(log_prob.sum()) / len(log_prob)}
     if isinstance(predicted, ClassPredictive) and targets.dim() == 1:
         found["error"] = error(predicted, targets)
     return found
 
 
-# --- seeds, ranks and signals ----------------------------------------------------------------------------------------
+# --- seeds -----------------------------------------------------------------------------------------------------------
 
 
 def _number(seed: int, number: int, stream: int = 0) -> int:
@@ -639,137 +528,3 @@ def _seed(device: torch.device, seed: int, stream: int, number: int) -> None:
     torch.default_generator.manual_seed(value)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(value)
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _over_ranks(values: Sequence[float]) -> Sequence[float]:
-    """The sums over all ranks; all wait for the last."""
-    if _ranks() == 1:
-        return values
-    device = "cpu" if dist.get_backend() == "gloo" else torch.get_device_module().current_device()
-    sums = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(sums)
-    return cast(list[float], sums.tolist())
-
-
-def _signal_of_any_rank(number: int) -> int:
-    """The signal that ended the run on any rank, or 0; all wait for the last to answer."""
-    counts = _over_ranks([number == each for each in _ENDINGS])
-    return next((each for each, count in zip(_ENDINGS, counts, strict=True) if count), 0)
-
-
-class _Stop(Exception):  # noqa: N818
-    """Leaves the loop of :func:`fit` after a signal."""
-
-
-@contextmanager
-def _ending_together(interrupted: Callable[[], int]) -> Iterator[None]:
-    """After it no rank goes on to read what another still writes, and a signal that one of them got ends all."""
-    with suppress(_Stop):
-        yield
-    if number := _signal_of_any_rank(interrupted()):
-        raise _ENDINGS[number]
-
-
-@contextmanager
-def distributed() -> Iterator[None]:
-    """Within it, a process that ``torchrun`` started belongs to its group; any other runs alone."""
-    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
-        yield
-        return
-    store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-    # After a restart torchrun's store still has the addresses of the ranks that are gone, and a quick rank would take
-    # one for that of its neighbour. On several machines the counts of restarts differ, so there it must be as it is.
-    if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        attempt = f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-# What a signal raises when it counts. SIGTERM is what schedulers send.
-_ENDINGS: dict[int, type[BaseException]] = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: TerminatedError}
-
-# Seconds in which SIGTERM is no second signal: a launcher passes on what its processes were sent themselves.
-_TOGETHER = 1.0
-
-
-class _Terminate:
-    """A handler of SIGTERM that raises, so that what is open is closed; for SIGINT Python has such a one.
-
-    Python drops what a handler raises within a finaliser. ``came`` remembers that the signal came all the same.
-    """
-
-    came = False
-
-    def __call__(self, _number: int, _frame: Any) -> None:
-        self.came = True
-        raise TerminatedError
-
-
-terminate = _Terminate()
-
-
-class _Deferral:
-    """The handler of both signals while they are deferred. It remembers the first."""
-
-    def __init__(self) -> None:
-        self.number, self._moment = 0, 0.0
-        self._process = os.getpid()
-        ours: dict[int, tuple[Any, ...]] = {
-            signal.SIGINT: (signal.default_int_handler,),
-            signal.SIGTERM: (signal.SIG_DFL, terminate),
-        }
-        before = {number: signal.getsignal(number) for number in ours}
-        self._before = {number: before[number] for number, handlers in ours.items() if before[number] in handlers}
-        if terminate in self._before.values() and terminate.came:
-            self.number = signal.SIGTERM
-
-    def __call__(self, number: int, _frame: Any) -> None:
-        if os.getpid() != self._process:  # a child that was forked: it has nothing to finish
-            signal.signal(number, self._before[number])
-            signal.raise_signal(number)
-            return
-        now = time.monotonic()
-        if not self.number:
-            self.number, self._moment = number, now
-        elif number == signal.SIGINT or now - self._moment > _TOGETHER:
-            raise _ENDINGS[number]
-
-    def __enter__(self) -> None:
-        for number in self._before:
-            signal.signal(number, self)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def interrupt_deferred() -> Iterator[Callable[[], int]]:
-    """Within it Ctrl-C and SIGTERM cut nothing in two: the function given answers their number, or 0.
-
-    At the end they count: ``KeyboardInterrupt`` or :class:`TerminatedError` is raised. A second one counts at once:
-    what is being done may never end. Within another, the inner one ends first, by the same signal. A handler of the
-    user's, and one that ignores the signal, as in the background, is left alone. In other threads than the main one,
-    nothing is deferred.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-    outer = next((each for each in map(signal.getsignal, _ENDINGS) if isinstance(each, _Deferral)), None)
-    deferral = outer or _Deferral()
-    with nullcontext() if outer else deferral:
-        yield lambda: deferral.number
-    if deferral.number:
-        raise _ENDINGS[deferral.number]

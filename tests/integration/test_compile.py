@@ -89,7 +89,7 @@ def test_a_compiled_step_draws_all_weights_in_one_operator() -> None:
 
 def test_a_compiled_evaluation_changes_nothing() -> None:
     torch._dynamo.reset()
-    free_energy = small_free_energy("shared", "sampled", warmup=9)
+    free_energy = small_free_energy("shared", "sampled", nn.Linear(3, 2, bias=False), warmup=9)
     compiled = torch.compile(free_energy, fullgraph=True, backend="aot_eager")
     compiled(*data())
     with torch.no_grad():

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from bayesbackprop._cli import app
 from bayesbackprop_paper.experiments import page
 from repository import ROOT
 
@@ -18,6 +20,18 @@ def test_the_results_page_is_what_was_measured(tmp_path: Path) -> None:
     assert {picture.name for picture in pictures} == {path.name for path in (ROOT / "docs" / "results").iterdir()}
     for picture in pictures:
         assert picture.read_bytes() == (ROOT / "docs" / "results" / picture.name).read_bytes()
+
+
+def test_the_benchmarks_page_is_what_was_measured(tmp_path: Path) -> None:
+    """In the order of `make bench`."""
+    (recipe,) = re.findall(r"bbb bench report \$\(foreach what,([a-z ]+),", (ROOT / "Makefile").read_text())
+    files = [path for what in recipe.split() for path in sorted((ROOT / "results" / "bench").glob(f"{what}*.json"))]
+    out = tmp_path / "benchmarks.md"
+    result = CliRunner().invoke(app, ["bench", "report", *map(str, files), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.read_text() == (ROOT / "docs" / "benchmarks.md").read_text(), "run bbb bench report"
+    pictures = {path.name for path in (tmp_path / "benchmarks").iterdir()}
+    assert pictures == {path.name for path in (ROOT / "docs" / "benchmarks").iterdir()}
 
 
 def examples(path: Path) -> list[str]:

@@ -53,6 +53,13 @@ def declared() -> dict[str, list[str]]:
     return {"": [*project["dependencies"], *content["build-system"]["requires"]], **project["optional-dependencies"]}
 
 
+def peers() -> set[str]:
+    """The libraries to compare with."""
+    asked = declared()
+    names = {canonicalize_name(Requirement(text).name) for extra in ("peers", "compare") for text in asked[extra]}
+    return names - {"bayesbackprop"}
+
+
 def test_every_package_has_a_hash_and_stands_in_its_file() -> None:
     lock = locked()
     assert len(lock) > 100
@@ -62,11 +69,10 @@ def test_every_package_has_a_hash_and_stands_in_its_file() -> None:
 
 
 def test_all_that_make_installs_is_locked() -> None:
-    """As pyproject.toml asks for it. The libraries to compare with are installed by `make bench-peers` alone."""
+    """As pyproject.toml asks for it. The libraries to compare with are not: `make bench-peers` installs its own."""
     asked = declared()
     assert missing([text for extra in ["", *EXTRAS] for text in asked[extra]], {"extra": ""}) == []
-    peers = {canonicalize_name(Requirement(text).name) for text in asked["peers"]}
-    assert peers.isdisjoint(locked())
+    assert peers().isdisjoint(locked())
 
 
 def test_the_versions_are_those_of_the_constraints() -> None:
@@ -74,8 +80,7 @@ def test_the_versions_are_those_of_the_constraints() -> None:
     both = lock.keys() & constraints.keys()
     assert {name: lock[name][0] for name in both} == {name: constraints[name] for name in both}
     others = constraints.keys() - both
-    peers = {canonicalize_name(Requirement(text).name) for text in declared()["peers"]}
-    assert others <= peers | {"torchvision", "pandas"}, "the lock is old: run `make lock`"
+    assert others <= peers() | {"torchvision", "pandas"}, "the lock is old: run `make lock`"
 
 
 def test_what_locked_packages_need_is_locked() -> None:

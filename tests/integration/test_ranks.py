@@ -1,27 +1,21 @@
 """Two ranks are one process with twice the draws, and average what each alone would give."""
 
-import contextlib
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayesbackprop import Cost, FreeEnergy
+from processes import RANKS, be_rank, run_ranks
 from small_runs import EXAMPLES, N, data, gradients, parts, small_free_energy
 
 pytestmark = pytest.mark.equivalence
 
-RANKS, STEPS = 2, 2
+STEPS = 2
 
 TIMEOUT = 120  # seconds: a rank that waits for one that died is ended
 
@@ -65,11 +59,8 @@ def _run(free_energy: Callable[..., Cost], module: nn.Module, case: str, rank: i
     return records
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(folder: str, rank: int) -> None:
     """One of two processes: every case, and its records in a file."""
-    torch.set_num_threads(1)
-    limit, at = timedelta(seconds=TIMEOUT), f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=at, rank=rank, world_size=RANKS, timeout=limit)
     records = {}
     for name, case in CASES.items():
         free_energy = small_free_energy(**case["options"])
@@ -77,29 +68,13 @@ def _rank(rank: int, folder: str) -> None:
         records[name] = _run(parallel, parallel, name, rank)
         records[name].append({"step": free_energy.state_dict()["step"]})
     torch.save(records, f"{folder}/{rank}")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The records of two processes, forked from one that runs this file."""
+    """The records of two processes, each of which runs this file."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    paths = os.pathsep.join(filter(None, sys.path))  # this file imports from the folder of the tests
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
-    process = subprocess.Popen(
-        [sys.executable, __file__, folder],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that the ranks end with it
-    )
-    try:
-        _, errors = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == 0, errors
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    run_ranks(__file__, folder, timeout=TIMEOUT)
     return [torch.load(f"{folder}/{rank}") for rank in range(RANKS)]
 
 
@@ -148,20 +123,5 @@ def test_two_ranks_are_one_process_with_twice_the_draws(case: str, ranks: list[d
         assert torch.equal(*parts[2]) == (options["complexity"] == "closed")
 
 
-def _fork(folder: str) -> None:
-    import torch._dynamo  # noqa: F401  # by torch's optimisers, slowly: here once for all ranks
-
-    children = {}
-    for rank in range(RANKS):
-        child = os.fork()
-        if child == 0:
-            _rank(rank, folder)
-            sys.exit()
-        children[child] = rank
-    for _ in range(RANKS):
-        child, status = os.wait()
-        assert status == 0, f"rank {children[child]} ended with {os.waitstatus_to_exitcode(status)}"
-
-
 if __name__ == "__main__":
-    _fork(sys.argv[1])
+    be_rank(_rank)

@@ -1,11 +1,7 @@
 """What several processes cannot do right yet is refused at once: gradients that nobody averages, sharded weights."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bayesbackprop as bbb
 from bayesbackprop.bandits import ThompsonSampling
+from processes import be_rank, run_ranks
 
 pytestmark = pytest.mark.identities
 
@@ -103,11 +100,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(folder: str, rank: int) -> None:
     """One of two processes: what each case answers, in a file."""
-    torch.set_num_threads(1)
-    limit, at = timedelta(seconds=TIMEOUT), f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=at, rank=rank, world_size=2, timeout=limit)
     said = {}
     for name, (call, _) in CASES.items():
         try:
@@ -116,27 +110,13 @@ def _rank(rank: int, folder: str) -> None:
         except Exception as error:
             said[name] = f"{type(error).__name__}: {error}"
     Path(folder, str(rank)).write_text(json.dumps(said))
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """The answers of two processes, each of which runs this file."""
-    if not (dist.is_available() and dist.is_gloo_available()):
-        pytest.skip("This torch was built without gloo.")
     folder = str(tmp_path_factory.mktemp("ranks"))
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
-    commands = [[sys.executable, __file__, str(rank), folder] for rank in range(2)]
-    processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=TIMEOUT)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    run_ranks(__file__, folder, timeout=TIMEOUT)
     return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(2)]
 
 
@@ -151,4 +131,4 @@ def test_each_rank_is_told_at_once(case: str, answers: list[dict[str, str]]) -> 
 
 
 if __name__ == "__main__":
-    _rank(int(sys.argv[1]), sys.argv[2])
+    be_rank(_rank)

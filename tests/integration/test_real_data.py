@@ -1,6 +1,9 @@
 """The real data sets. Whoever is offline skips these; whoever receives something else than expected fails."""
 
+import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,10 @@ from bayesbackprop_paper.environments import mushroom
 from repository import ROOT
 
 pytestmark = pytest.mark.identities
+
+
+# Those that take seconds to read, once for all tests.
+LARGE: dict[str, Callable[..., Any]] = {name: functools.cache(getattr(data, name)) for name in ("mnist", "covertype")}
 
 
 def fetched(name: str) -> None:
@@ -24,7 +31,7 @@ def fetched(name: str) -> None:
 
 def test_the_real_mnist() -> None:
     fetched("mnist")
-    train, validation, test = data.mnist()
+    train, validation, test = LARGE["mnist"]()
     for part, size in ((train, 50_000), (validation, 10_000), (test, 10_000)):
         assert part.images.shape == (size, 784)
         assert part.labels.shape == (size,)
@@ -35,7 +42,7 @@ def test_the_real_mnist() -> None:
     both = torch.cat([train.labels, validation.labels])
     assert both.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert test.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert data.mnist(raw=True).test.images.dtype == torch.uint8
+    assert LARGE["mnist"](raw=True).test.images.dtype == torch.uint8
 
 
 def test_the_real_mushrooms() -> None:
@@ -64,7 +71,7 @@ def test_the_real_adults() -> None:
 
 def test_the_real_forests() -> None:
     fetched("covertype")
-    features, labels, classes = data.covertype()
+    features, labels, classes = LARGE["covertype"]()
     assert features.shape == (581_012, 54)
     assert labels.bincount().tolist() == [211_840, 283_301, 35_754, 2_747, 9_493, 17_367, 20_510]
     assert classes == 7
@@ -92,7 +99,9 @@ def test_the_real_regression_tables(name: str, rows: int, columns: int, mean: fl
     assert float(targets.mean()) == pytest.approx(mean, abs=1e-3)
 
 
-def test_the_examples_of_the_page_run() -> None:
+def test_the_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, load in LARGE.items():
+        monkeypatch.setattr(data, name, load)
     page = ROOT / "docs" / "data.md"
     for name in ("mnist", "mushroom", "adult", "covertype", "wine"):
         fetched(name)

@@ -66,7 +66,8 @@ def test_the_reference_itself_is_minus_log_evidence_plus_the_gap() -> None:
 def test_training_recovers_the_exact_mean_field_optimum(estimator: str, complexity: str) -> None:
     problem = Problem()
     model = problem.model(estimator, sigma=0.3)
-    free_energy = FreeEnergy(model, n=N, draws=4, complexity=complexity)  # type: ignore[arg-type]
+    draws = 1 if estimator == "local" else 4  # whose gradients have less noise
+    free_energy = FreeEnergy(model, n=N, draws=draws, complexity=complexity)  # type: ignore[arg-type]
     optimiser = torch.optim.Adam(model.parameters(), lr=0.03)
     steps, tail = 1000, 500
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1.0 if step < 300 else 0.15)

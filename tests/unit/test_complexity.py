@@ -132,7 +132,7 @@ def test_free_energy_uses_the_weights_it_is_given():
         ([], "a sequence of 3 numbers, one for each minibatch of an epoch. Got shape [0] instead."),
         (torch.full((3, 1), 1 / 3), "Got shape [3, 1] instead."),
         (torch.full((3, 2), 1 / 6), "Got shape [3, 2] instead."),
-        (torch.tensor(1.0), "Got tensor(1.) instead."),
+        (torch.tensor(1.0), "Got a tensor of shape [] and type torch.float32 instead."),
         ("geo", "'uniform', 'geometric' or a sequence that sums to 1. Got 'geo' instead."),
         ("exponential", "'uniform', 'geometric' or a sequence that sums to 1. Got 'exponential' instead."),
         (None, "Got None instead."),

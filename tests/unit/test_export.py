@@ -278,17 +278,13 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "infinity": _changed(lambda _, tensors: tensors["0.values"][3:4].fill_(torch.inf)),
     "a matrix that is written twice": _changed(lambda _, tensors: tensors.update({"0.dense": torch.zeros(1)})),
     "gaps of two dimensions": _changed(lambda _, tensors: tensors.update({"0.gaps": tensors["0.gaps"][None]})),
-    "an argument that is text": _changed(
-        lambda meta, _: meta["layers"].__setitem__(1, {"kind": "ELU", "arguments": {"alpha": "1", "inplace": False}})
-    ),
-    "an argument that is absurd": _changed(
-        lambda meta, _: meta["layers"].__setitem__(1, {"kind": "ELU", "arguments": {"alpha": 1e308, "inplace": False}})
-    ),
-    "an argument that is infinite": _changed(
-        lambda meta, _: meta["layers"].__setitem__(
-            1, {"kind": "ELU", "arguments": {"alpha": torch.inf, "inplace": False}}
+} | {
+    f"an argument that is {what}": _changed(
+        lambda meta, _, alpha=alpha: meta["layers"].__setitem__(
+            1, {"kind": "ELU", "arguments": {"alpha": alpha, "inplace": False}}
         )
-    ),
+    )
+    for what, alpha in {"text": "1", "absurd": 1e308, "infinite": torch.inf, "no float": 2**64}.items()
 }
 
 

@@ -13,7 +13,19 @@ from bayesbackprop_paper import environments
 
 pytestmark = pytest.mark.identities
 
-MODULES = ["bandits", "evaluation", "export", "pruning", "saving", "_networks", "training"]
+MODULES = [
+    "bandits",
+    "calibration",
+    "comparison",
+    "diagnostics",
+    "evaluation",
+    "verdict",
+    "export",
+    "pruning",
+    "saving",
+    "_networks",
+    "training",
+]
 
 # Torch takes seconds to import: one interpreter answers all questions, the ones that load most last.
 PROGRAM = f"""

@@ -29,6 +29,7 @@ def test_the_cost_is_the_mean_and_the_slope_its_gradient(
     target = {
         "categorical": lambda: torch.randint(4, (batch, *positions)),
         "bernoulli": lambda: torch.randint(2, output.shape),
+        **dict.fromkeys(("poisson", "negative binomial", "ordinal"), lambda: torch.randint(6, output.shape)),
         "per-input": lambda: torch.randn_like(output.chunk(2, -1)[0]),
     }.get(likelihood, lambda: torch.randn_like(output))
     if likelihood == "per-input" and output.shape[-1] % 2:

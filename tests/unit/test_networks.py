@@ -12,7 +12,7 @@ import bayesbackprop as bbb
 from bayesbackprop import Normal
 from bayesbackprop._networks import drawn_from, from_file, mlp
 from bayesbackprop.sklearn import _network
-from bayesbackprop_paper.bench.contenders import Task
+from bayesbackprop_paper.bench.contenders import DROPOUT, SGD, fully_connected
 from bayesbackprop_paper.experiments import mnist
 
 pytestmark = pytest.mark.identities
@@ -109,11 +109,11 @@ def test_the_networks_of_the_benchmarks_begin_as_the_layers_do() -> None:
     torch.manual_seed(5)
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise([7, 5, 4, 3])]
     weights = [parameter for layer in layers for parameter in layer.parameters()]
-    for dropout in (False, True):
+    for contender, rates in ((SGD, []), (DROPOUT, [0.2, 0.5, 0.5])):
         torch.manual_seed(5)
-        net = Task((7, 5, 4, 3)).layers(dropout=dropout)
+        net = contender.build(fully_connected((7, 5, 4, 3))).module
         assert_same(net, weights)
-        assert [module.p for module in net if isinstance(module, nn.Dropout)] == ([0.2, 0.5, 0.5] if dropout else [])
+        assert [module.p for module in net.modules() if isinstance(module, nn.Dropout)] == rates
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU, nn.ReLU])

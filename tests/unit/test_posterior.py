@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributions, nn
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Laplace, Normal, Relative, ScaleMixture
+from bayesbackprop import Adam, Bayesian, Categorical, FreeEnergy, Gaussian, Laplace, Normal, Relative, ScaleMixture
 from bayesbackprop.posterior import WeightPosterior, initial_rho
 
 pytestmark = pytest.mark.identities
@@ -152,7 +152,9 @@ def test_constant_weights_cost_nothing(prior, centre):
         torch.testing.assert_close(model.complexity_closed(), expected_closed)
 
 
-@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize(
+    "optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, Adam]
+)
 @pytest.mark.parametrize("complexity", ["sampled", "closed"])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_constant_weights_stay_constant(estimator, complexity, optimiser):

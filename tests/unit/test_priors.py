@@ -146,7 +146,8 @@ OUTSIDE = {
 def test_bad_parameters_are_refused(kind, name, constraint, value):
     with pytest.raises(ValueError, match="parameter of") as error:
         kind(**{name: value})
-    assert str(error.value) == f"The '{name}' parameter of {kind.__name__} must be {constraint}. Got {value!r} instead."
+    got = "a tensor of shape [] and type torch.float32" if isinstance(value, torch.Tensor) else repr(value)
+    assert str(error.value) == f"The '{name}' parameter of {kind.__name__} must be {constraint}. Got {got} instead."
 
 
 @pytest.mark.parametrize(
@@ -184,3 +185,8 @@ def test_the_second_derivative_of_a_mixture(prior: ScaleMixture) -> None:
     ends = [(w.detach() + sign * step).requires_grad_() for sign in (1, -1)]
     above, below = (torch.autograd.grad(prior.log_density(end).sum(), end)[0] for end in ends)
     torch.testing.assert_close(second, (above - below) / (2 * step), rtol=1e-4, atol=1e-3)
+
+
+def test_what_has_only_a_density_cannot_be_drawn_from():
+    with pytest.raises(NotImplementedError, match="cannot be drawn from"):
+        LogDensity(torch.neg).sample(torch.empty(2), torch.Generator())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal, ScaleMixture, load, plain_kernels, prune, save
+from bayesbackprop import Adam, Bayesian, FreeEnergy, Gaussian, Normal, ScaleMixture, load, plain_kernels, prune, save
 from bayesbackprop._networks import mlp
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 
@@ -155,6 +155,7 @@ OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.1, nesterov=True),
     "Adam": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1, amsgrad=True),
     "AdamW": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    "our Adam": lambda p: Adam([{"params": list(p), "weight_decay": 0.1}], 0.01),
     "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9, weight_decay=0.1),
     "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01, weight_decay=0.1),
     "Rprop": lambda p: torch.optim.Rprop(p, 0.01),

@@ -17,8 +17,8 @@ import rich.console
 import typer
 import typer.core
 
+from bayesbackprop._signals import TerminatedError, terminate
 from bayesbackprop._version import __version__
-from bayesbackprop.training import TerminatedError, terminate
 
 __all__ = ["PANELS", "Deferred", "app", "main"]
 
@@ -63,6 +63,7 @@ PANELS = (
             Command("evaluate", "evaluate", "command", "Error, NLL, Brier score and calibration of networks."),
             Command("report", "demo", "report", "Write one self-contained HTML page on trained networks."),
             Command("reproduce", "reproduce", "app", "The tables and figures of the paper, one command each."),
+            Command("truth", "truth", "app", "How near it comes to exact answers, and to others."),
             Command("bandit", "bandit", "app", "Contextual bandits: agents that explore by themselves."),
             Command("data", "data", "app", "The data sets: what there is, fetch it, where it is."),
             Command("bench", "bench", "app", "Measure speed against plain PyTorch and other libraries."),

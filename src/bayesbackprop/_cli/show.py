@@ -93,9 +93,19 @@ def _call(description: dict[str, Any]) -> str:
     """Such as ``Normal(sigma=1)``, for a prior or a likelihood in a file."""
     if description["kind"] == "own":
         return str(description["name"])
-    arguments = {name: value for name, value in description.items() if name != "kind"}
-    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in arguments.items()}
-    return f"{description['kind']}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+    arguments = {name: _argument(value) for name, value in description.items() if name != "kind"}
+    return f"{description['kind']}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
+
+
+def _argument(value: Any) -> str:
+    """A number, a word, or likelihoods with or without names."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_argument, value))}]"
+    if isinstance(value, dict):
+        if isinstance(value.get("kind"), str):
+            return _call(value)
+        return f"{{{', '.join(f'{name}: {_argument(each)}' for name, each in value.items())}}}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _median(values: Tensor) -> float | None:

@@ -3,12 +3,13 @@
 README.md, beside this file, is the page for the engineer who opens it.
 """
 
-from bayesbackprop._engine.checkpointing import refuse_checkpointed_objective
 from bayesbackprop._engine.cpu import plain_kernels
 from bayesbackprop._engine.executors import (
     Draw,
     Engine,
     Slots,
+    call_with,
+    costs,
     evaluating,
     lock,
     over_draws,
@@ -23,11 +24,12 @@ __all__ = [
     "Engine",
     "Estimator",
     "Slots",
+    "call_with",
+    "costs",
     "draws",
     "evaluating",
     "lock",
     "over_draws",
     "plain_kernels",
-    "refuse_checkpointed_objective",
     "substituting",
 ]

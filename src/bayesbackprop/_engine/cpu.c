@@ -32,20 +32,28 @@
 
 #define CONSTANT(rho) ((rho) < -1000) /* as in posterior.py */
 
-/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it.  Of NORMAL_KL the
- * complexity is not sampled at w: it is KL[q || P], in closed form. */
-#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE) X(NORMAL_KL)
+/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it.  Of NORMAL_KL and
+ * LAPLACE_KL the complexity is not sampled at w: it is KL[q || P], in closed form. */
+#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE) X(NORMAL_KL) X(LAPLACE_KL)
 #define AS_CONSTANT(name) name,
 enum { PRIORS(AS_CONSTANT) };
+#define CLOSED(kind) ((kind) == NORMAL_KL || (kind) == LAPLACE_KL)
 
 /* One row of the table that Python hands over, fields of 8 bytes each.  This is their only definition: Python is handed
  * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
  *   wide: the tensors are float64, else float32;  deviates: w holds w - mu;  a, b, c: the numbers of the prior (Normal: sigma; mixture: pi, sigma1,
  *   sigma2; Laplace: scale);  gw, gm, gv: the gradients of w, of mu where it is used beside w (null: as that of w), and
- *   of sigma^2;  centre, gw and gv may be null. */
+ *   of sigma^2;  centre, gw and gv may be null;  before: how many draws gmu and grho have from redraw already;  what
+ *   begins with mu_ or rho_: of a step of Adam on mu and on rho. */
 #define FIELDS(INTEGER, POINTER, REAL_NUMBER) \
-    INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(kind) REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
-    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(gmu) POINTER(grho)
+    INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(before) INTEGER(kind) \
+    REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
+    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(gmu) POINTER(grho) \
+    ADAM(POINTER, REAL_NUMBER, mu) ADAM(POINTER, REAL_NUMBER, rho)
+/* step: how many there were, always a float;  m, v: the running means of the gradient and its square;  rate:
+ * lr / (1 - beta1^t);  scale: 1 / sqrt(1 - beta2^t);  keep: 1 - lr * decay. */
+#define ADAM(POINTER, REAL_NUMBER, x) POINTER(x##_step) POINTER(x##_m) POINTER(x##_v) REAL_NUMBER(x##_rate) REAL_NUMBER(x##_scale) \
+    REAL_NUMBER(x##_beta1) REAL_NUMBER(x##_beta2) REAL_NUMBER(x##_eps) REAL_NUMBER(x##_keep)
 #define AS_INTEGER(name) int64_t name;
 #define AS_POINTER(name) void *name;
 #define AS_REAL(name) double name;
@@ -61,7 +69,7 @@ typedef struct { uint32_t seed_low, seed_high, step; } Key;
 typedef struct {
     Key key;
     uint32_t draw;
-    double gc;    /* backward: the gradient of the complexity */
+    double gc;    /* backward, redraw, backward_adam: the gradient of the complexity of a draw */
     int64_t many; /* draws, normal: how many */
 } Call;
 
@@ -106,6 +114,11 @@ static Philox *philox = philox_plain; /* chosen when the module is loaded */
 #define LOG R(0.666666856), R(0.39988551), R(0.295903174)
 #define SIN R(6.28318529), R(-41.3416626), R(81.5925429), R(-75.4016127)
 #define COS R(1.0), R(-19.7392087), R(64.9393161), R(-85.4428447), R(59.220169)
+#define ERF R(1.12837917), R(-0.376126258), R(0.112835852), R(-0.0268538146), R(0.00518833048), R(-0.00080102027), \
+    R(0.0000785384983)
+#define ERFCX_LIMIT R(4.0)
+#define ERFCX R(0.986126808), R(-1.0482085), R(0.792590645), R(-0.431675218), R(0.16413092), R(-0.0409971748), \
+    R(0.00600492861), R(-0.000388867631)
 #include "cpu_real.h"
 
 #define REAL double
@@ -133,6 +146,17 @@ static Philox *philox = philox_plain; /* chosen when the module is loaded */
     R(42.058685020160894), R(-15.093804209987112), R(3.7808689593022706)
 #define COS R(1.0), R(-19.739208802178717), R(64.939394022668291), R(-85.45681720669355), R(60.244641371818105), \
     R(-26.426256772545438), R(7.9035351947629579), R(-1.7143161879285277), R(0.279458671475288)
+#define ERF R(1.1283791670955126), R(-0.3761263890318352), R(0.112837916709442), R(-0.026866170643113414), \
+    R(0.0052239776061308422), R(-0.00085483259297662443), R(0.0001205529358693695), R(-0.000014924712439534814), \
+    R(0.0000016447132699786621), R(-0.00000016206318752969209), R(0.000000013710988704190523), \
+    R(-0.00000000077794629717615969)
+#define ERFCX_LIMIT R(5.9)
+#define ERFCX R(0.99999606617020954), R(-1.1283335649387637), R(0.99975002116395646), R(-0.75139014007237783), \
+    R(0.49789496135297663), R(-0.2970318573250826), R(0.16109277148703249), R(-0.079503959289866402), \
+    R(0.035496374173479959), R(-0.014184514893504438), R(0.0050054243199338811), R(-0.0015370123596155848), \
+    R(0.00040443535566303699), R(-0.000089716859609396023), R(0.000016474891087141035), \
+    R(-0.0000024498728046651826), R(0.00000028667000336407534), R(-0.000000025343134971759007), \
+    R(0.0000000015877664417605542), R(-0.000000000062714911385748921), R(0.0000000000011725087240756787)
 #include "cpu_real.h"
 
 typedef double Kernel(const Call *, const Param *, int64_t first, int64_t count);
@@ -155,7 +179,10 @@ static double run(Kernel *const kernels[2], const Call *call, const Param *table
         for (int64_t c = 0; c < count; c++) total += one_chunk(kernels, call, table, c);
         return total;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    /* A thread takes neighbours, so that the processor can read ahead; few of them, so that all threads end at once. */
+    int64_t together = count / (8 * threads);
+    together = together < 1 ? 1 : together > 8 ? 8 : together;
+#pragma omp parallel for schedule(dynamic, together) num_threads(threads)
     for (int64_t c = 0; c < count; c++) sums[c] = one_chunk(kernels, call, table, c);
     for (int64_t c = 0; c < count; c++) total += sums[c];
     free(sums);
@@ -197,7 +224,10 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
     }
 FUNCTION(draw)
 FUNCTION(draws)
+FUNCTION(redraw)
 FUNCTION(backward)
+FUNCTION(adam)
+FUNCTION(backward_adam)
 FUNCTION(variance)
 FUNCTION(normal)
 FUNCTION(signs)
@@ -205,8 +235,11 @@ FUNCTION(signs)
 #define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, doc}
 static PyMethodDef methods[] = {
     METHOD(draw, "(table, threads, seed, step, draw, 0) -> log q(w|theta) - log P(w): w = mu + softplus(rho) * eps"),
-    METHOD(draws, "(table, threads, seed, step, draw, many): w[k] = mu + softplus(rho) * eps of draw + k"),
-    METHOD(backward, "(table, threads, 0, 0, 0, gc): gmu and grho from gw"),
+    METHOD(draws, "(table, threads, seed, step, draw, many) -> sum of -eps^2 / 2: w[k] = mu + softplus(rho) * eps of draw + k"),
+    METHOD(redraw, "(table, threads, seed, step, draw, gc) -> a part of the complexities: w of draw, the one before to gmu, grho"),
+    METHOD(backward, "(table, threads, 0, 0, 0, gc) -> the rest of the complexities, if before: gmu and grho from gw"),
+    METHOD(adam, "(table, threads, 0, 0, 0, 0): a step of Adam on mu, whatever that is, from gmu"),
+    METHOD(backward_adam, "(table, threads, 0, 0, 0, gc): as backward, and a step of Adam on mu and rho"),
     METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
     METHOD(normal, "(table, threads, seed, step, draw, many): w[k] = eps of draw + k"),
     METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),

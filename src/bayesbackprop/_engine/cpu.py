@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
@@ -26,19 +26,24 @@ except ImportError:  # installed without a compiler
 
 TYPES = (torch.float32, torch.float64)
 
+# Classes of tensors that have memory of their own.
+_PLAIN = {Tensor, torch.nn.Parameter}
+
 # Of kernels that draw nothing.
 _NO_KEY = Key(0)
 
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_shape, _dtype, _is_cpu = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
 
 if _cpu is not None:
     # The row of the table of parameters is defined in cpu.c alone.
     _NAMES, _LETTERS = zip(*(field.split(":") for field in _cpu.FIELDS.split()), strict=True)
     _ROW = struct.Struct("=" + "".join(_LETTERS))
     _WORDS = len(_NAMES)  # of 8 bytes each
-    _N, _STREAM, _WIDE = map(_NAMES.index, ("n", "stream", "wide"))
+    _N, _STREAM, _WIDE, _BEFORE = map(_NAMES.index, ("n", "stream", "wide", "before"))
     _MU, _RHO, _CENTRE, _W = map(_NAMES.index, ("mu", "rho", "centre", "w"))
     _GW, _GM, _GV, _GMU, _GRHO = map(_NAMES.index, ("gw", "gm", "gv", "gmu", "grho"))
+    # Where that begins which Adam needs to know of mu, and of rho.
+    _OF_MU, _OF_RHO = map(_NAMES.index, ("mu_step", "rho_step"))
     _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
 
 
@@ -89,6 +94,21 @@ def traced(key: Key | None = None) -> bool:
 def usable(parameters: Parameters, key: Key) -> "Table | None":
     """The table of ``parameters`` where the kernels may be called directly: nothing is traced or vectorised."""
     return table(parameters) if available() and kernels_wanted() and not traced(key) else None
+
+
+def versions(parameters: Parameters) -> list[int]:
+    """How often each tensor was changed in place, as autograd counts."""
+    return [tensor._version for tensor in parameters.tensors]
+
+
+def check_way_back(parameters: Parameters, then: list[int]) -> None:
+    """Refuse to go back to parameters that were changed since, and to differentiate the way back itself."""
+    if versions(parameters) != then:
+        raise RuntimeError(
+            "A parameter was modified by an inplace operation (an optimiser's step, say) after its weights were drawn: "
+            "compute the cost again before backward."
+        )
+    refuse_second_derivatives()
 
 
 def refuse_second_derivatives() -> None:
@@ -197,9 +217,13 @@ def _launch(
     columns: Mapping[int, Sequence[Tensor | None]],
     key: Key = _NO_KEY,
     own: float = 0.0,
+    before: int = 0,
 ) -> float:
     rows, held = bytearray(table.rows), list[Tensor]()  # copies must live until the kernel has read them
     _write(rows, {**table.odd, **columns} if table.odd else columns, held)
+    if before:
+        with memoryview(rows) as view, view.cast("q") as words:
+            words[_BEFORE::_WORDS] = array("q", [before]) * (len(words) // _WORDS)
     return kernel(rows, torch.get_num_threads(), key.seed, int(key.step), int(key.draw), own)
 
 
@@ -212,12 +236,10 @@ def draw(parameters: Parameters, key: Key, known: Table | None = None) -> tuple[
     return ws, _launch(_cpu.draw, known or _needed(parameters), {_W: ws}, key)
 
 
-def draws(parameters: Parameters, key: Key, many: int, reuse: bool = False) -> list[Tensor]:
-    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``; with ``reuse`` in :func:`buffers`."""
-    if reuse:  # fewer than before are the first ones of the same buffers
-        most = parameters.cache["most draws"] = max(many, parameters.cache.get("most draws", 0))
-        room = buffers(parameters, "draws", [mu.expand(most, *mu.shape) for mu in parameters.mus])
-        ws = [buffer[:many] for buffer in room]
+def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
+    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
+    if many <= FEW:  # often called, by those who use them and forget them
+        ws = buffers(parameters, "draws", [mu.expand(many, *mu.shape) for mu in parameters.mus])
     else:
         ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
     _launch(_cpu.draws, _needed(parameters), {_W: ws}, key, float(many))
@@ -244,16 +266,72 @@ def backward(
         drawn: The table at the time of the draw, to refuse what was changed since.
         besides: df/dmu where mu is used beside w (None: it is not), and df/dsigma^2 (None: 0).
     """
+    now = table_now(parameters, drawn)
+    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
+    columns = {_W: ws, _GW: gradients, **dict(zip((_GM, _GV), besides, strict=False)), _GMU: to_mu, _GRHO: to_rho}
+    _launch(_cpu.backward, now, columns, own=complexity_gradient)
+    return list(to_mu), to_rho
+
+
+class Deltas:
+    """Delta_mu and Delta_rho of several draws, one of which at a time has its weights: (3), (4).
+
+    Between two draws, ``to_mu`` is to be given the gradient df/dw of the first. ``complexity`` adds up to that of all.
+
+    Args:
+        parameters: The parameters.
+        table: Their table.
+        complexity_gradient: The weight of a draw's complexity in f.
+    """
+
+    def __init__(self, parameters: Parameters, table: Table, complexity_gradient: float) -> None:
+        self._parameters, self._table, self._own = parameters, table, complexity_gradient
+        self.to_mu = buffers(parameters, "gradients of mu", parameters.mus)
+        self.to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
+        self.ws: list[Tensor] = []
+        self.complexity = 0.0
+        self._before = 0
+
+    def draw(self, key: Key) -> list[Tensor]:
+        """The weights of the next draw, in the place of those of the last."""
+        if self.ws:
+            self.complexity += self._launch(_cpu.redraw, key)
+            self._before += 1
+            return self.ws
+        self.ws = buffers(self._parameters, "weights", self._parameters.mus)
+        if self._parameters.closed:  # all draws have the same
+            self.complexity = self._launch(_cpu.draw, key)
+        else:
+            self.complexity = _launch(_cpu.draws, self._table, {_W: self.ws}, key, 1.0)
+        return self.ws
+
+    def finish(self) -> None:
+        """After the last draw."""
+        self.complexity += self._launch(_cpu.backward)
+        if self._parameters.closed:
+            self.complexity *= self._before + 1
+        self.ws = []
+
+    def scale(self, factor: float) -> None:
+        """Multiply all by a factor."""
+        if factor != 1:
+            for tensor in (*self.to_mu, *self.to_rho):
+                tensor.mul_(factor)
+
+    def _launch(self, kernel: Callable[..., float], key: Key = _NO_KEY) -> float:
+        columns = {_W: self.ws, _GW: self.to_mu, _GMU: self.to_mu, _GRHO: self.to_rho}
+        return _launch(kernel, self._table, columns, key, self._own, self._before)
+
+
+def table_now(parameters: Parameters, drawn: Table | None) -> Table:
+    """The table of ``parameters``, in a backward pass: what was changed since they were drawn is refused."""
     now = table(parameters)
     if now is None or (drawn is not None and now is not drawn and now.memory != drawn.memory):
         raise RuntimeError(
             "The memory, the type or the shape of a parameter was changed after its weights were drawn: compute the "
             "cost again before backward."
         )
-    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
-    columns = {_W: ws, _GW: gradients, **dict(zip((_GM, _GV), besides, strict=False)), _GMU: to_mu, _GRHO: to_rho}
-    _launch(_cpu.backward, now, columns, own=complexity_gradient)
-    return list(to_mu), to_rho
+    return now
 
 
 def variances(parameters: Parameters) -> list[Tensor]:
@@ -282,6 +360,127 @@ def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int, many
     return out
 
 
+# --- Adam ------------------------------------------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """What Adam keeps of some tensors, in the order of the table, and the numbers of its next step."""
+
+    steps: Sequence[Tensor]  # taken before, each a float32
+    m: Sequence[Tensor]
+    v: Sequence[Tensor]
+    numbers: Sequence[tuple[float, ...]]  # rate, scale, beta1, beta2, eps and keep
+
+
+class Backward(NamedTuple):
+    """A :func:`backward` that has not been computed yet."""
+
+    parameters: Parameters
+    versions: list[int]  # of the parameters, which must stay as they are
+    ws: Sequence[Tensor]
+    gradients: Sequence[Tensor | None]
+    complexity_gradient: float
+    drawn: Table
+    besides: Sequence[Sequence[Tensor | None]]
+
+    @property
+    def updated(self) -> list[Tensor]:
+        """What the gradients are of: all mu, and then all rho."""
+        return [*self.parameters.mus, *self.parameters.rhos]
+
+    def compute(self) -> list[Tensor]:
+        """The gradients, in memory of their own."""
+        check_way_back(self.parameters, self.versions)
+        parameters, _, ws, gradients, complexity_gradient, drawn, besides = self
+        places = buffers(parameters, "gradients of mu", parameters.mus)
+        to_mu, to_rho = backward(parameters, ws, gradients, complexity_gradient, places, drawn, besides)
+        return [*to_mu, *to_rho]
+
+
+_postpones: ContextVar[Callable[[Backward], bool] | None] = ContextVar("_postpones", default=None)
+
+
+@contextmanager
+def postponing(takes: Callable[[Backward], bool]) -> Iterator[None]:
+    """Within it a backward pass offers each :class:`Backward` to ``takes``, and computes it only if that says no."""
+    token = _postpones.set(takes)
+    try:
+        yield
+    finally:
+        _postpones.reset(token)
+
+
+def postponed(
+    parameters: Parameters,
+    ws: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    complexity_gradient: float,
+    drawn: Table,
+    besides: Sequence[Sequence[Tensor | None]] = (),
+) -> bool:
+    """Whether someone will compute this :func:`backward` later, so that there are no gradients now."""
+    takes = _postpones.get()
+    if takes is None:
+        return False
+    return takes(Backward(parameters, versions(parameters), ws, gradients, complexity_gradient, drawn, besides))
+
+
+def updatable(tensors: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
+    """Whether the kernels can read the gradients of tensors, if there are any, and update all the rest in place."""
+    changed, shapes, dtypes = [*tensors, *m, *v], list(map(_shape, tensors)), list(map(_dtype, tensors))
+    every = [*changed, *(tensor if tensor.grad is None else tensor.grad for tensor in tensors)]
+    return (
+        {*map(type, tensors)} <= _PLAIN
+        and {*dtypes} <= {*TYPES}
+        and all(map(_is_cpu, every))
+        and list(map(_dtype, every)) == 4 * dtypes
+        and list(map(_shape, every)) == 4 * shapes
+        and all(map(Tensor.numel, tensors))
+        and _readable(changed)
+        and not any(tensor.data_ptr() % tensor.itemsize for tensor in changed)
+    )
+
+
+def adam(tensors: Sequence[Tensor], moments: Moments) -> None:
+    """A step of Adam on tensors that are :func:`updatable`."""
+    rows, held = bytearray(_ROW.size * len(tensors)), list[Tensor]()
+    with memoryview(rows) as view, view.cast("q") as words:
+        words[_N::_WORDS] = array("q", map(Tensor.numel, tensors))
+        words[_WIDE::_WORDS] = array("q", [tensor.dtype is torch.float64 for tensor in tensors])
+        words[_MU::_WORDS] = array("q", map(Tensor.data_ptr, tensors))
+    _write(rows, {_GMU: [tensor.grad for tensor in tensors]}, held)
+    _write_moments(rows, _OF_MU, moments)
+    _cpu.adam(rows, torch.get_num_threads(), 0, 0, 0, 0.0)
+    _changed(tensors)
+
+
+def backward_adam(given: Backward, moments: Moments) -> None:
+    """:func:`backward` and a step of Adam on ``given.updated`` in one pass, which keeps no gradients."""
+    check_way_back(given.parameters, given.versions)
+    now = table_now(given.parameters, given.drawn)
+    rows, held, half = bytearray(now.rows), list[Tensor](), len(given.ws)
+    _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip((_GM, _GV), given.besides, strict=False))}, held)
+    for first, part in ((_OF_MU, slice(half)), (_OF_RHO, slice(half, None))):
+        _write_moments(rows, first, Moments(*(each[part] for each in moments)))  # type: ignore[arg-type]
+    _cpu.backward_adam(rows, torch.get_num_threads(), 0, 0, 0, given.complexity_gradient)
+    _changed(given.updated)
+
+
+def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:
+    *kept, numbers = moments
+    with memoryview(rows) as view, view.cast("q") as words, view.cast("d") as reals:
+        for column, tensors in enumerate(kept, first):
+            words[column::_WORDS] = array("q", map(Tensor.data_ptr, tensors))
+        for column, values in enumerate(zip(*numbers, strict=True), first + len(kept)):
+            reals[column::_WORDS] = array("d", values)
+
+
+def _changed(tensors: Iterable[Tensor]) -> None:
+    """Let autograd know, which sees only what torch itself changes."""
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)
+
+
 # --- memory that is used again ---------------------------------------------------------------------------------------
 
 # How many tensors share a storage. Torch has no public name for it; where it does not say, memory is always new.
@@ -289,6 +488,10 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 # Threads take turns.
 _taking = threading.Lock()
+
+# Draws whose memory is kept for the next ones. As many are made at a time where networks run one after the other, since
+# sigma is then computed once for them.
+FEW = 4
 
 # Weights of which the C library keeps the memory by itself.
 _LARGE = 2**16

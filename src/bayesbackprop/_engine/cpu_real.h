@@ -42,6 +42,14 @@ INLINE REAL NAME(log)(REAL x) {
     return e * LN2_HIGH + (e * LN2_LOW + (s + s + s * z * POLY(z, LOG)));
 }
 
+/* erf(u) for u >= 0, given exp(-u^2): an odd polynomial near 0, so that it is exact in proportion to itself; further out
+ * 1 - exp(-u^2) erfcx(u).  From ERFCX_LIMIT on it is 1; a NaN stays one. */
+INLINE REAL NAME(erf)(REAL u, REAL exp_minus_square) {
+    REAL bounded = u > ERFCX_LIMIT ? ERFCX_LIMIT : u;
+    REAL near = u * POLY(u * u, ERF), far = 1 - exp_minus_square * POLY(bounded, ERFCX);
+    return u < 1 ? near : far;
+}
+
 /* The uint32 as a real, rounded once: both halves and the product are exact. */
 INLINE REAL NAME(from32)(uint32_t x) {
     return (REAL)(int32_t)(x >> 16) * 65536 + (REAL)(int32_t)(x & 0xffff);
@@ -101,7 +109,7 @@ typedef struct { REAL p1, p2, a1, a2; double constant; } NAME(Prior);
 INLINE NAME(Prior) NAME(prior)(const Param *p) {
     NAME(Prior) r = {0, 0, 0, 0, 0};
     if (p->kind == NORMAL || p->kind == NORMAL_KL) { r.p1 = (REAL)(1 / (p->a * p->a)); r.constant = -log(p->a); }
-    if (p->kind == LAPLACE) { r.p1 = (REAL)(1 / p->a); r.constant = 0.91893853320467274 - log(2 * p->a); }
+    if (p->kind == LAPLACE || p->kind == LAPLACE_KL) { r.p1 = (REAL)(1 / p->a); r.constant = 0.91893853320467274 - log(2 * p->a); }
     if (p->kind == MIXTURE) {
         r.p1 = (REAL)(1 / (p->b * p->b)); r.a1 = (REAL)(log(p->a) - log(p->b));
         r.p2 = (REAL)(1 / (p->c * p->c)); r.a2 = (REAL)(log1p(-p->a) - log(p->c));
@@ -110,54 +118,98 @@ INLINE NAME(Prior) NAME(prior)(const Param *p) {
     return r; /* constant: of log P(v) + log(2 pi) / 2, the part without v */
 }
 
-/* slope = -d log P(v) / dv. */
-INLINE void NAME(prior_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope) {
-    REAL p1 = r->p1, p2 = r->p2, a = r->a1 - r->a2, b = (p2 - p1) / 2;
-    if (kind == NORMAL || kind == NORMAL_KL) {
+/* In closed form v is the mean of w, less the centre.  It becomes the v at which -log P(v) is the expectation of -log P
+ * over w: sqrt(E[v^2]) for a Normal prior, E|v| = sigma sqrt(2 / pi) exp(-u^2) + |v| erf(u), u = |v| / (sigma sqrt(2)), for
+ * a Laplace. */
+INLINE void NAME(expect)(int64_t kind, int m, const REAL *sigma, REAL *v) {
+    if (kind == NORMAL_KL) {
 #pragma omp simd
-        for (int j = 0; j < m; j++) slope[j] = v[j] * p1;
-    } else if (kind == LAPLACE) {
+        for (int j = 0; j < m; j++) v[j] = SQRT(v[j] * v[j] + sigma[j] * sigma[j]);
+    } else if (kind == LAPLACE_KL) {
 #pragma omp simd
-        for (int j = 0; j < m; j++) slope[j] = v[j] > 0 ? p1 : v[j] < 0 ? -p1 : v[j];
-    } else if (kind == MIXTURE) {
-#pragma omp simd
-        for (int j = 0; j < m; j++) { /* both components over the larger one */
-            REAL d = a + b * (v[j] * v[j]), t = NAME(exp_minus)(d);
-            slope[j] = v[j] * ((d < 0 ? p1 * t + p2 : p1 + p2 * t) / (1 + t));
+        for (int j = 0; j < m; j++) {
+            REAL size = ABS(v[j]), u = size / (sigma[j] * R(1.4142135623730951)), e = NAME(exp_minus)(u * u);
+            v[j] = sigma[j] * R(0.79788456080286536) * e + size * NAME(erf)(u, e);
         }
-    } else memset(slope, 0, m * sizeof(REAL));
+    }
 }
 
-/* The sum of -log P(v), but for the constant and for the logarithms of what each factor is multiplied by. */
-INLINE REAL NAME(prior_cost)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *factor) {
+/* Of the expectation of -log P over w: slope, the derivative by the mean, and spread, sigma times that by sigma. */
+INLINE void NAME(expected_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, const REAL *sigma, REAL *slope, REAL *spread) {
+    REAL p1 = r->p1;
+    if (kind == NORMAL_KL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) slope[j] = v[j] * p1, spread[j] = sigma[j] * sigma[j] * p1;
+    } else if (kind == LAPLACE_KL) {
+#pragma omp simd
+        for (int j = 0; j < m; j++) {
+            REAL u = ABS(v[j]) / (sigma[j] * R(1.4142135623730951)), e = NAME(exp_minus)(u * u), size = NAME(erf)(u, e);
+            slope[j] = (v[j] < 0 ? -size : size) * p1;
+            spread[j] = sigma[j] * R(0.79788456080286536) * e * p1;
+        }
+    }
+}
+
+/* With slopes, slope = -d log P(v) / dv.  With costs, the sum of -log P(v), but for the constant and for the logarithms of
+ * what each factor is multiplied by. */
+INLINE REAL NAME(prior_at)(const int slopes, const int costs, const int given, int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope, REAL *factor) {
     REAL sum = 0, p1 = r->p1, p2 = r->p2, a1 = r->a1, a2 = r->a2, a = a1 - a2, b = (p2 - p1) / 2;
     if (kind == NORMAL || kind == NORMAL_KL) {
 #pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) sum += v[j] * v[j] * p1 / 2;
-    } else if (kind == LAPLACE) {
+        for (int j = 0; j < m; j++) {
+            if (slopes) slope[j] = v[j] * p1;
+            if (costs) sum += v[j] * v[j] * p1 / 2;
+        }
+    } else if (kind == LAPLACE || kind == LAPLACE_KL) {
 #pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) sum += ABS(v[j]) * p1;
+        for (int j = 0; j < m; j++) {
+            if (slopes) slope[j] = v[j] > 0 ? p1 : v[j] < 0 ? -p1 : v[j];
+            if (costs) sum += ABS(v[j]) * p1;
+        }
     } else if (kind == MIXTURE) {
 #pragma omp simd reduction(+ : sum)
-        for (int j = 0; j < m; j++) { /* the larger component times 1 + t */
-            REAL q = v[j] * v[j], d = a + b * q;
-            factor[j] *= 1 + NAME(exp_minus)(d);
-            sum += d < 0 ? q * p2 / 2 - a2 : q * p1 / 2 - a1;
+        for (int j = 0; j < m; j++) { /* both components over the larger one, and that times 1 + t */
+            REAL q = v[j] * v[j], d = a + b * q, t = NAME(exp_minus)(d), u = 1 + t;
+            if (slopes) slope[j] = v[j] * ((d < 0 ? p1 * t + p2 : p1 + p2 * t) / u);
+            if (costs) factor[j] = (given ? factor[j] : 1) * u, sum += d < 0 ? q * p2 / 2 - a2 : q * p1 / 2 - a1;
         }
-    }
+    } else if (slopes) memset(slope, 0, m * sizeof(REAL));
     return sum;
 }
 
-/* Only a mixed block has constant weights: each of the two functions below is two loops out of one source. */
+/* The sum of the logarithms of m factors, one logarithm for four of them; what is beyond m becomes 1. */
+INLINE REAL NAME(logs)(int m, REAL *factor) {
+    REAL sum = 0;
+    for (int j = m; j < BLOCK; j++) factor[j] = 1;
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < BLOCK / 4; j++)
+        sum += NAME(log)(factor[j] * factor[j + BLOCK / 4] * (factor[j + BLOCK / 2] * factor[j + BLOCK / 4 * 3]));
+    return sum;
+}
+
+/* The sum of -log P(v) over m weights of which some are constant: their v is 0, and they are left out.  The logarithms of
+ * given factors are subtracted. */
+INLINE double NAME(prior_cost)(const int slopes, const int given, int64_t kind, const NAME(Prior) *r, int m, REAL constants, const REAL *v, REAL *slope, REAL *factor) {
+    double total = NAME(prior_at)(slopes, 1, given, kind, r, m, v, slope, factor);
+    if (given || kind == MIXTURE) total -= (double)NAME(logs)(m, factor);
+    if (constants) {
+        REAL zero = 0, one = 1;
+        double each = NAME(prior_at)(0, 1, 1, kind, r, 1, &zero, &zero, &one);
+        total -= constants * (each - (double)NAME(log)(one));
+    }
+    return total - (m - constants) * r->constant;
+}
+
+/* Only a mixed block has constant weights: each of the functions below is two loops out of one source. */
 #define FIXED(rho) (mixed && CONSTANT(rho))
 
 /* w = mu + sigma * eps in one block.  Returns log q(w|theta) - log P(w), with the eps that was drawn: w - mu would lose
- * it where sigma is below the spacing of floats around mu.  In closed form, its expectation: eps^2 becomes 1, and v^2
- * (mu - centre)^2 + sigma^2. */
+ * it where sigma is below the spacing of floats around mu.  In closed form, its expectation: eps^2 becomes 1, and -log P
+ * what the function expect says. */
 INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p, const NAME(Prior) *prior, int64_t i, int m) {
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
-    REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], spread[BLOCK], factor[BLOCK], sum = 0, logs = 0, constants = 0;
-    const int closed = p->kind == NORMAL_KL, deviates = (int)p->deviates;
+    REAL *w = (REAL *)p->w + i, eps[BLOCK], v[BLOCK], spread[BLOCK], factor[BLOCK], sum = 0, constants = 0;
+    const int closed = CLOSED(p->kind), deviates = (int)p->deviates;
     NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
 #pragma omp simd reduction(+ : sum, constants)
     for (int j = 0; j < m; j++) {
@@ -173,21 +225,10 @@ INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p
         for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
-    if (closed)
-        for (int j = 0; j < m; j++) v[j] = SQRT(v[j] * v[j] + spread[j] * spread[j]);
+    if (closed) NAME(expect)(p->kind, m, spread, v);
     if (mixed)
         for (int j = 0; j < m; j++) v[j] = FIXED(rho[j]) ? 0 : v[j];
-    double total = NAME(prior_cost)(p->kind, prior, m, v, factor);
-    for (int j = m; j < BLOCK; j++) factor[j] = 1;
-#pragma omp simd reduction(+ : logs)
-    for (int j = 0; j < BLOCK / 4; j++) /* one logarithm for four factors */
-        logs += NAME(log)(factor[j] * factor[j + BLOCK / 4] * (factor[j + BLOCK / 2] * factor[j + BLOCK / 4 * 3]));
-    if (constants) { /* their prior was counted as that of a weight at 0 */
-        REAL zero = 0, one = 1;
-        double each = NAME(prior_cost)(p->kind, prior, 1, &zero, &one);
-        total -= constants * (each - (double)NAME(log)(one));
-    }
-    return total + (double)sum - (double)logs - (m - constants) * prior->constant;
+    return (double)sum + NAME(prior_cost)(0, 1, p->kind, prior, m, constants, v, NULL, factor);
 }
 
 CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first, int64_t count) {
@@ -202,16 +243,20 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
 }
 
 /* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
- * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho is sigma^2 / a^2.
- * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used. */
-INLINE void NAME(backward_block)(const int mixed, const int varies, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
+ * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho does not depend on w.
+ * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used.
+ * Of several draws this is the last: gw is the sum of their gradients, gmu itself, and grho what redraw left.  Returns the
+ * sum of -log P(w), and of -log sigma for each of them. */
+INLINE double NAME(backward_block)(const int mixed, const int varies, const int several, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m, REAL *gmu, REAL *grho) {
     static const REAL zeros[BLOCK];
     const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *w = (const REAL *)p->w + i;
     const REAL *centre = (const REAL *)p->centre, *gw = p->gw ? (const REAL *)p->gw + i : zeros;
     const REAL *gm = p->gm ? (const REAL *)p->gm + i : gw, *gv = (const REAL *)p->gv + i;
-    REAL *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i, v[BLOCK], slope[BLOCK], deviation[BLOCK];
-    const int closed = p->kind == NORMAL_KL;
-    const REAL p1 = prior->p1;
+    REAL v[BLOCK], slope[BLOCK], deviation[BLOCK];
+    REAL sigma[BLOCK], divisor[BLOCK], spread[BLOCK], factor[BLOCK], scales[BLOCK], low = 0, constants = 0;
+    const int closed = CLOSED(p->kind), costs = several && !closed;
+    const REAL draws = several ? (REAL)(p->before + 1) : 1, once = closed ? draws * gc : gc; /* in closed form all are alike */
+    double total = 0;
     memcpy(v, closed ? mu : w, m * sizeof(REAL));
     memcpy(deviation, w, m * sizeof(REAL));
     if (!p->deviates)
@@ -220,30 +265,140 @@ INLINE void NAME(backward_block)(const int mixed, const int varies, const Param 
         for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
-    NAME(prior_slope)(p->kind, prior, m, v, slope);
+#pragma omp simd reduction(+ : low, constants)
+    for (int j = 0; j < m; j++) {
+        REAL t, scale;
+        sigma[j] = NAME(softplus)(mixed, rho[j], &t, &scale);
+        divisor[j] = (1 + t) * scale;
+        if (costs) {
+            scales[j] = FIXED(rho[j]) ? 1 : scale;
+            low += FIXED(rho[j]) || rho[j] >= 0 ? 0 : rho[j];
+            constants += FIXED(rho[j]) ? R(1.0) : R(0.0);
+        }
+    }
+    if (closed) NAME(expected_slope)(p->kind, prior, m, v, sigma, slope, spread);
+    else if (costs) {
+        if (mixed)
+            for (int j = 0; j < m; j++) v[j] = FIXED(rho[j]) ? 0 : v[j];
+        total = NAME(prior_cost)(1, 0, p->kind, prior, m, constants, v, slope, factor);
+        total -= draws * ((double)low + (double)NAME(logs)(m, scales));
+    } else NAME(prior_at)(1, 0, 0, p->kind, prior, m, v, slope, NULL);
 #pragma omp simd
     for (int j = 0; j < m; j++) {
-        REAL t, scale, sigma = NAME(softplus)(mixed, rho[j], &t, &scale), prior_slope = gc * slope[j];
-        REAL along = gw[j] * deviation[j] + (closed ? gc * (sigma * sigma * p1) : prior_slope * deviation[j]);
-        if (varies) along += 2 * sigma * sigma * gv[j];
-        REAL g = gm[j] + prior_slope, h = (along - gc) / ((1 + t) * scale); /* (g eps - gc / sigma) sigmoid(rho) */
+        REAL along = gw[j] * deviation[j] + once * (closed ? spread[j] : slope[j] * deviation[j]);
+        if (varies) along += 2 * sigma[j] * sigma[j] * gv[j];
+        if (several) along += grho[j];
+        REAL g = gm[j] + once * slope[j], h = (along - draws * gc) / divisor[j]; /* (g eps - gc / sigma) sigmoid(rho) */
         gmu[j] = FIXED(rho[j]) ? 0 : g;
         grho[j] = FIXED(rho[j]) ? 0 : h;
     }
+    return total;
+}
+
+INLINE double NAME(gradients)(const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m, REAL *gmu, REAL *grho) {
+    if (NAME(mixed)((const REAL *)p->rho + i, m)) {
+        if (p->gv) return NAME(backward_block)(1, 1, 0, p, prior, gc, i, m, gmu, grho);
+        if (p->before) return NAME(backward_block)(1, 0, 1, p, prior, gc, i, m, gmu, grho);
+        return NAME(backward_block)(1, 0, 0, p, prior, gc, i, m, gmu, grho);
+    }
+    if (p->gv) return NAME(backward_block)(0, 1, 0, p, prior, gc, i, m, gmu, grho);
+    if (p->before) return NAME(backward_block)(0, 0, 1, p, prior, gc, i, m, gmu, grho);
+    return NAME(backward_block)(0, 0, 0, p, prior, gc, i, m, gmu, grho);
 }
 
 CLONES static double NAME(backward)(const Call *call, const Param *p, int64_t first, int64_t count) {
     NAME(Prior) prior = NAME(prior)(p);
-    REAL gc = (REAL)call->gc;
+    double total = 0;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
-        if (NAME(mixed)((const REAL *)p->rho + i, m)) {
-            if (p->gv) NAME(backward_block)(1, 1, p, &prior, gc, i, m);
-            else NAME(backward_block)(1, 0, p, &prior, gc, i, m);
-        } else if (p->gv) NAME(backward_block)(0, 1, p, &prior, gc, i, m);
-        else NAME(backward_block)(0, 0, p, &prior, gc, i, m);
+        total += NAME(gradients)(p, &prior, (REAL)call->gc, i, m, (REAL *)p->gmu + i, (REAL *)p->grho + i);
+    }
+    return total;
+}
+
+/* A step of Adam on the n numbers x, whose gradient is g.  The means are those of a weighted average, which at beta 0
+ * forgets all that was before. */
+typedef struct { REAL rate, scale, beta1, new1, beta2, new2, eps, keep; } NAME(Adam);
+#define ADAM_OF(p, x) (NAME(Adam)){(REAL)p->x##_rate, (REAL)p->x##_scale, (REAL)p->x##_beta1, (REAL)(1 - p->x##_beta1), \
+    (REAL)p->x##_beta2, (REAL)(1 - p->x##_beta2), (REAL)p->x##_eps, (REAL)p->x##_keep}
+
+INLINE void NAME(adam_block)(NAME(Adam) a, int64_t n, const REAL *g, REAL *x, REAL *m, REAL *v) {
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) {
+        m[j] = a.beta1 * m[j] + a.new1 * g[j];
+        v[j] = a.beta2 * v[j] + a.new2 * (g[j] * g[j]);
+        x[j] = a.keep * x[j] - a.rate * m[j] / (SQRT(v[j]) * a.scale + a.eps);
+    }
+}
+
+CLONES static double NAME(adam)(const Call *call, const Param *p, int64_t i, int64_t count) {
+    (void)call;
+    if (!i) ++*(float *)p->mu_step;
+    NAME(adam_block)(ADAM_OF(p, mu), count, (const REAL *)p->gmu + i, (REAL *)p->mu + i, (REAL *)p->mu_m + i, (REAL *)p->mu_v + i);
+    return 0;
+}
+
+/* The gradients of a block go straight into its step and are never in memory. */
+CLONES static double NAME(backward_adam)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    NAME(Prior) prior = NAME(prior)(p);
+    if (!first) ++*(float *)p->mu_step, ++*(float *)p->rho_step;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        REAL gmu[BLOCK], grho[BLOCK];
+        NAME(gradients)(p, &prior, (REAL)call->gc, i, m, gmu, grho);
+        NAME(adam_block)(ADAM_OF(p, mu), m, gmu, (REAL *)p->mu + i, (REAL *)p->mu_m + i, (REAL *)p->mu_v + i);
+        NAME(adam_block)(ADAM_OF(p, rho), m, grho, (REAL *)p->rho + i, (REAL *)p->rho_m + i, (REAL *)p->rho_v + i);
     }
     return 0;
+}
+
+/* From one draw to the next, in one block.  With g_k the gradient at the weights w_k of draw k, that of its prior included,
+ * and S_k = g_1 + ... + g_k,
+ *   sum_k g_k (w_k - mu) = S_n (w_n - mu) - sum_{k < n} S_k (w_{k+1} - w_k),
+ * so a draw can be forgotten when the next is made, and its gradient when it is in the sum.  gmu, S_{k-1} and the gradient
+ * of the likelihood at w_k, becomes S_k; grho takes its term of the second sum; w becomes w_{k+1}.  Returns the sum of
+ * -log P(w_k) and of -eps^2 / 2 of draw k + 1; in closed form nothing, since the complexity is known. */
+INLINE double NAME(redraw_block)(const int mixed, const Call *call, const Param *p, const NAME(Prior) *prior, REAL gc, int64_t i, int m) {
+    static const REAL zeros[BLOCK];
+    const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i, *centre = (const REAL *)p->centre;
+    REAL *w = (REAL *)p->w + i, *gmu = (REAL *)p->gmu + i, *grho = (REAL *)p->grho + i;
+    const REAL *earlier = p->before ? grho : zeros;
+    REAL eps[BLOCK], v[BLOCK], slope[BLOCK], factor[BLOCK], sum = 0, constants = 0;
+    const int closed = CLOSED(p->kind);
+    double total = 0;
+    NAME(noise)(&call->key, (uint32_t)p->stream, call->draw, i, m, eps);
+    if (closed) memset(slope, 0, m * sizeof(REAL));
+    else {
+        memcpy(v, w, m * sizeof(REAL));
+        if (centre)
+            for (int j = 0; j < m; j++) v[j] -= centre[i + j];
+        if (mixed)
+            for (int j = 0; j < m; j++) {
+                constants += FIXED(rho[j]) ? R(1.0) : R(0.0);
+                v[j] = FIXED(rho[j]) ? 0 : v[j];
+            }
+        total = NAME(prior_cost)(1, 0, p->kind, prior, m, constants, v, slope, factor);
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < m; j++) {
+        REAL t, scale, next = mu[j] + NAME(softplus)(mixed, rho[j], &t, &scale) * eps[j], g = gmu[j] + gc * slope[j];
+        sum -= FIXED(rho[j]) ? 0 : R(0.5) * eps[j] * eps[j];
+        grho[j] = earlier[j] - g * (next - w[j]);
+        gmu[j] = g;
+        w[j] = next;
+    }
+    return closed ? 0 : total + (double)sum;
+}
+
+CLONES static double NAME(redraw)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    NAME(Prior) prior = NAME(prior)(p);
+    double total = 0;
+    for (int64_t i = first; i < first + count; i += BLOCK) {
+        int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
+        if (NAME(mixed)((const REAL *)p->rho + i, m)) total += NAME(redraw_block)(1, call, p, &prior, (REAL)call->gc, i, m);
+        else total += NAME(redraw_block)(0, call, p, &prior, (REAL)call->gc, i, m);
+    }
+    return total;
 }
 
 /* sigma^2, into w. */
@@ -283,8 +438,9 @@ CLONES static double NAME(signs)(const Call *call, const Param *p, int64_t first
     return 0;
 }
 
-/* call->many draws of w, one after another in a [many, n] buffer. */
+/* call->many draws of w, one after another in a [many, n] buffer.  Returns the sum of -eps^2 / 2. */
 CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first, int64_t count) {
+    double total = 0;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
         const REAL *mu = (const REAL *)p->mu + i, *rho = (const REAL *)p->rho + i;
@@ -295,15 +451,21 @@ CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first
             sigma[j] = NAME(softplus)(1, rho[j], &t, &scale);
         }
         for (int64_t k = 0; k < call->many; k++) {
-            REAL *w = (REAL *)p->w + k * p->n + i;
+            REAL *w = (REAL *)p->w + k * p->n + i, sum = 0;
             NAME(noise)(&call->key, (uint32_t)p->stream, call->draw + (uint32_t)k, i, m, eps);
-            for (int j = 0; j < m; j++) w[j] = mu[j] + sigma[j] * eps[j];
+#pragma omp simd reduction(+ : sum)
+            for (int j = 0; j < m; j++) {
+                w[j] = mu[j] + sigma[j] * eps[j];
+                sum -= sigma[j] > 0 ? R(0.5) * eps[j] * eps[j] : 0;
+            }
+            total += (double)sum;
         }
     }
-    return 0;
+    return total;
 }
 
 #undef FIXED
+#undef ADAM_OF
 #undef REAL
 #undef UINT
 #undef R
@@ -319,5 +481,8 @@ CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first
 #undef LOG
 #undef SIN
 #undef COS
+#undef ERF
+#undef ERFCX
+#undef ERFCX_LIMIT
 #undef POLY
 #undef ROUND_MAGIC

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,14 +23,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop import complexity
-from bayesbackprop._engine import checkpointing, ops
+from bayesbackprop._engine import checkpointing, cpu, ops
+from bayesbackprop._engine.joint import Joint
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
 from bayesbackprop._errors import invalid, tensor_shape
+from bayesbackprop.families import Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Role, stream
 from bayesbackprop.posterior import Moments, WeightPosterior
 from bayesbackprop.priors import Prior
+
+_shape = attrgetter("shape")
 
 # While a network runs with other weights, or in another mode, nobody else may run it.
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -78,7 +83,7 @@ class Slots:
 
     def valid(self) -> bool:
         """Whether every module and tensor is still the one that was found, and of the same shape."""
-        if [tensor.shape for tensor in self.tensors] != self._shapes:
+        if list(map(_shape, self.tensors)) != self._shapes:
             return False
         for values, name, value in self._seen:
             if values.get(name) is not value:
@@ -98,6 +103,7 @@ class Engine:
         centre: A module with what the priors are centred on, or None for 0.
         priors: The prior of each Bayesian parameter by name.
         rules: The estimator of each of them that is not ``"shared"``.
+        joints: The names of parameters that vary together, how, and the tensor that says so.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class Engine:
         centre: nn.Module | None,
         priors: Mapping[str, Prior],
         rules: Mapping[str, Estimator],
+        joints: Sequence[tuple[Sequence[str], Family, Tensor]] = (),
     ) -> None:
         from bayesbackprop._engine.mlp import FullyConnected  # which is itself an executor
 
@@ -127,11 +134,15 @@ class Engine:
             weight_stream = stream(number, Role.WEIGHT)
             by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], its_centre, weight_stream)
         self.parameters = Parameters(by_name)
-        self.closed = self.parameters.in_closed_form()
+        self.joints = [Joint(self.parameters.subset(some), family, tensor) for some, family, tensor in joints]
+        together = {name for some, _, _ in joints for name in some}
+        # Those that do not vary together.
+        self.single = self.parameters.subset([n for n in names if n not in together]) if joints else self.parameters
+        self.closed = self.single.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.any_module = AnyModule(self)
         compiling = torch.compiler.is_compiling()
-        fully_connected = None if compiling else FullyConnected.of(net, self.parameters, self.rules)
+        fully_connected = None if compiling or joints else FullyConnected.of(net, self.parameters, self.rules)
         self.executors: list[Executor] = [*([fully_connected] if fully_connected else []), self.any_module]
 
     def valid(self, net: nn.Module) -> bool:
@@ -142,7 +153,25 @@ class Engine:
 
     def kl(self) -> Tensor:
         """KL[q(w|theta) || P(w)] over all Bayesian weights, in nats, where the priors have a closed form."""
-        return torch.stack([complexity.closed(p.q, p.prior, p.centre) for p in self.parameters.each]).sum()
+        each = [complexity.closed(p.q, p.prior, p.centre) for p in self.single.each]
+        return torch.stack([*each, *(joint.kl() for joint in self.joints)]).sum()
+
+    def draw(self, key: Key, parameters: Parameters) -> tuple[dict[str, Tensor], Tensor]:
+        """All weights by name, and log q(w|theta) - log P(w) over all; of the single ones as ``parameters`` say."""
+        parts = [(parameters, *ops.draw(parameters, key))] if parameters.each else []
+        parts += [(joint.parameters, *joint.draw(key)) for joint in self.joints]
+        found = {name: w for some, ws, _ in parts for name, w in zip(some.by_name, ws, strict=True)}
+        costs = [cost for _, _, cost in parts]
+        return {name: found[name] for name in self.parameters.by_name}, costs[0] if len(costs) == 1 else sum(costs)  # type: ignore[return-value]
+
+    def draws(self, key: Key, many: int, names: Sequence[str]) -> list[Tensor]:
+        """``many`` draws of the parameters of these names, ``[many, ...]``, counted from ``key.draw``."""
+        wanted = [name for name in names if name in self.single.by_name]
+        single = self.single if len(wanted) == len(self.single.each) else self.single.subset(wanted)
+        found = dict(zip(single.by_name, ops.draws(single, key, many) if single.each else [], strict=True))
+        for joint in self.joints:
+            found |= zip(joint.parameters.by_name, joint.draws(key, many), strict=True)
+        return [found[name] for name in names]
 
     def first(self, method: str, *args: Any) -> Any:
         """What the first executor that can do it answers."""
@@ -165,18 +194,18 @@ class Draw:
     ) -> None:
         self.key = key
         self.moments = moments or {}
-        self._engine, self._closed = engine, closed
-        self.parameters = (engine.closed if closed else None) or engine.parameters
+        self.engine, self._closed = engine, closed
+        self.parameters = (engine.closed if closed else None) or engine.single
         self._weights: dict[str, Tensor] | None = None
         self._complexity: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the network at this draw."""
-        return self._engine.first("forward", self, args, kwargs)
+        return self.engine.first("forward", self, args, kwargs)
 
     def cost(self, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> Tensor:
         """The likelihood cost at this draw, -log P(y|x,w) averaged over the examples."""
-        cost: Tensor = self._engine.first("cost", self, likelihood, args, kwargs, targets)
+        cost: Tensor = self.engine.first("cost", self, likelihood, args, kwargs, targets)
         return cost
 
     @property
@@ -188,9 +217,9 @@ class Draw:
     def weights(self) -> dict[str, Tensor]:
         """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
         if self._weights is None:
-            ws, complexity = ops.draw(self.parameters, self.key)
-            self._weights = dict(zip(self.parameters.by_name, ws, strict=True))
-            self.drawn_inside(complexity)
+            self._weights, complexity = self.engine.draw(self.key, self.parameters)
+            if not self.engine.joints or not self._closed:
+                self.drawn_inside(complexity)
         return self._weights
 
     def complexity(self) -> Tensor:
@@ -199,7 +228,7 @@ class Draw:
         Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
         """
         if self._complexity is None and self._closed:
-            self._complexity = self._engine.kl()
+            self._complexity = self.engine.kl()
         if self._complexity is None:
             _ = self.weights
             assert self._complexity is not None
@@ -207,8 +236,32 @@ class Draw:
 
     def drawn_inside(self, complexity: Tensor) -> None:
         """Take the complexity that was found when the weights were drawn."""
-        if self._complexity is None and self._closed == self.parameters.closed:
+        if self._complexity is None and self.complexity_inside:
             self._complexity = complexity
+
+    @property
+    def complexity_inside(self) -> bool:
+        """Whether what is found when the weights are drawn is the complexity that this draw is to have."""
+        return self._closed == self.parameters.closed
+
+
+def costs(
+    draws: Sequence[Draw],
+    likelihood: Likelihood,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    targets: Any,
+    weight: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The likelihood cost and the complexity, averaged over ``draws`` of one model.
+
+    ``weight`` is what the complexity will most likely be weighted with.
+    """
+    first = draws[0]
+    if len(draws) == 1:
+        return first.cost(likelihood, args, kwargs, targets), first.complexity()
+    averages: tuple[Tensor, Tensor] = first.engine.first("costs", draws, likelihood, args, kwargs, targets, weight)
+    return averages
 
 
 # --- the interface ---------------------------------------------------------------------------------------------------
@@ -227,6 +280,22 @@ class Executor(ABC):
         """The likelihood cost of the network at ``draw``; to be overridden where it can be had faster."""
         output = self.forward(draw, args, kwargs)
         return output if output is NotImplemented else likelihood.cost(output, targets)
+
+    def costs(
+        self,
+        draws: Sequence[Draw],
+        likelihood: Likelihood,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: Any,
+        weight: float | Tensor,  # noqa: ARG002
+    ) -> Any:
+        """The likelihood cost and the complexity, averaged over ``draws``; to be overridden where it can be had faster.
+
+        ``weight`` is what the complexity will most likely be weighted with.
+        """
+        each = [(draw.cost(likelihood, args, kwargs, targets), draw.complexity()) for draw in draws]
+        return tuple(torch.stack(parts).mean() for parts in zip(*each, strict=True))
 
     @abstractmethod
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -250,7 +319,6 @@ class AnyModule(Executor):
 
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine
-        shared = engine.parameters.subset(engine.shared.names)
         ruled = engine.parameters.subset(list(engine.rules))
         moments = {
             name: Moments(p.q.mu, p.q.mean, variance)
@@ -259,7 +327,7 @@ class AnyModule(Executor):
         device = engine.parameters.mus[0].device
 
         def chunk(start: int, stop: int) -> list[Tensor]:
-            weights = ops.draws(shared, key._replace(draw=start), stop - start, reuse=True) if shared.each else []
+            weights = engine.draws(key._replace(draw=start), stop - start, engine.shared.names)
             return [torch.arange(start, stop, device=device), *weights]
 
         with substituting(engine.shared) as call:
@@ -442,17 +510,14 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 # compute them.
 _SMALL = 3 * 2**14
 
-# Sets of weights to draw at a time for networks that run one after the other: sigma is then computed once for them.
-_DRAWN_TOGETHER = 4
-
 
 def over_draws(run: Callable[..., Any], chunk: Callable[[int, int], list[Tensor]], draws: int, memory: int) -> Any:
     """``run`` on each of ``draws`` entries, stacked; ``chunk(start, stop)`` gives some of them, as stacked tensors.
 
-    The first runs alone and shows what one needs. Small networks, to whom calling an operation takes longer than
-    computing it, then run in parallel by ``vmap``, as many at a time as fit into ``memory`` bytes. Large ones would lose
-    by it: convolutions with as many kernels as draws are slow, and all that is computed leaves the processor's cache.
-    These run one after the other, and so does what has no ``vmap`` rule (recurrent layers).
+    The first runs alone and shows what one needs. Small networks, in which calling an operation takes longer than
+    computing it, then run in parallel by ``vmap``, as many at a time as fit into ``memory`` bytes. Large ones would
+    lose by it: convolutions with as many kernels as draws are slow, and all that is computed leaves the processor's
+    cache. These run one after the other, and so does what has no ``vmap`` rule (recurrent layers).
     """
 
     def alone(entries: list[Tensor]) -> list[Any]:
@@ -478,7 +543,7 @@ def over_draws(run: Callable[..., Any], chunk: Callable[[int, int], list[Tensor]
             if _out_of_memory(error):
                 raise
             parallel = False
-    together = max(1, min(at_a_time - 1, _DRAWN_TOGETHER))  # beside those of the first draw
+    together = max(1, min(at_a_time - 1, cpu.FEW))  # beside those of the first draw
     for start in range(done, draws, together):
         results += alone(chunk(start, min(draws, start + together)))
     return tree_map(lambda *parts: torch.cat(parts), *results)
@@ -526,7 +591,9 @@ def _has_rule(func: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [values] if isinstance(values, Tensor) else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return (
+        [values] if isinstance(values, Tensor) else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    )
 
 
 def _find(root: nn.Module, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""A linear layer at a draw, under each rule of ``rules.py``: forward, and back by hand.
+"""A linear layer whose weights are random: at a draw, forward and back by hand, and in prediction.
 
 With G the gradient of the output, r and s random signs, zeta normal numbers, and W = mu + sigma * eps:
 
@@ -10,6 +10,7 @@ With G the gradient of the output, r and s random signs, zeta normal numbers, an
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,106 +24,152 @@ from bayesbackprop.noise import Key, Role, stream
 
 # A weight and its bias.
 Pair = tuple[Tensor, Tensor | None]
-_NOTHING: tuple[None, None] = (None, None)
 
 
 class Layer(NamedTuple):
-    """The weight and the bias of a layer, as drawn and as means, and where its noise comes from.
+    """A random linear layer: its weight and bias by their numbers among a network's parameters, and as its own."""
 
-    Under ``flipout`` what is drawn is W - mu.
-    """
+    weight: int
+    bias: int | None
+    own: Parameters
+    rule: "Rule"
 
-    drawn: Pair
-    mean: Pair
-    parameters: Parameters  # these two
+    @staticmethod
+    def of(parameters: Parameters, weight: int, bias: int | None, estimator: Estimator) -> "Layer":
+        """The layer whose weight and bias have these numbers."""
+        names = list(parameters.by_name)
+        own = parameters.subset([names[number] for number in (weight, bias) if number is not None])
+        return Layer(weight, bias, own, RULES[estimator])
+
+    def pair(self, tensors: Sequence[Tensor]) -> Pair:
+        """Of one tensor for each parameter of the network those of this layer."""
+        return tensors[self.weight], None if self.bias is None else tensors[self.bias]
+
+    # --- in prediction -----------------------------------------------------------------------------------------------
+
+    def moments(self, x: Tensor, variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The means and standard deviations of the outputs, from the variances of the layer's own parameters."""
+        return F.linear(x, *self.own.mus), F.linear(x.square(), *variances).sqrt_()
+
+    def spread(self, mean: Tensor, deviation: Tensor, keys: Sequence[Key], one_row: bool) -> Tensor:
+        """A draw of the outputs with each key; with ``one_row`` of noise for all, a row's draws are its own matter."""
+        rows, units = mean.shape[-2:]
+        shape = (1 if one_row else rows, units)
+        zeta = ops.normals(len(keys), shape, keys[0], stream(self.weight, Role.ACTIVATION), mean.dtype, mean.device)
+        return torch.addcmul(mean, zeta, deviation) if one_row and rows > 1 else zeta.mul_(deviation).add_(mean)
+
+    def drawn(self, x: Tensor, key: Key) -> Tensor:
+        """The outputs for a draw of the weights."""
+        return F.linear(x, *(w[0] for w in ops.draws(self.own, key, 1)))
+
+
+class At(NamedTuple):
+    """Where a layer is evaluated: its input, the weights drawn for the network, the noise, what forward has kept."""
+
+    x: Tensor
+    ws: Sequence[Tensor]
     key: Key
-    number: int  # of the weight among all parameters
-
-    def signs(self, like: Tensor, role: Role) -> Tensor:
-        """Random signs like a tensor."""
-        return ops.signs(tuple(like.shape), self.key, stream(self.number, role), like.dtype, like.device)
+    kept: tuple[Tensor, ...] = ()
 
 
 class Gradients(NamedTuple):
-    """By the drawn weight and bias, by their means and by their variances; None where they are not used."""
+    """By the drawn weights, the means and the variances of a network's parameters; None where they are not used."""
 
-    drawn: tuple[Tensor | None, Tensor | None] = _NOTHING
-    mean: tuple[Tensor | None, Tensor | None] = _NOTHING
-    variance: tuple[Tensor | None, Tensor | None] = _NOTHING
+    drawn: list[Tensor | None]
+    mean: list[Tensor | None]
+    variance: list[Tensor | None]
+
+    @staticmethod
+    def none(count: int) -> "Gradients":
+        """Places for those of ``count`` parameters."""
+        return Gradients([None] * count, [None] * count, [None] * count)
 
 
 class Rule(ABC):
     """How the noise of a layer's weights enters its outputs."""
 
     @abstractmethod
-    def forward(self, x: Tensor, layer: Layer) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The output, in memory of its own, and what :meth:`backward` needs besides."""
+    def forward(self, layer: Layer, at: At) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The output, in memory of its own, and what is to be kept for the way back."""
 
     @abstractmethod
-    def backward(
-        self, gradient: Tensor, x: Tensor, layer: Layer, kept: tuple[Tensor, ...], to_input: bool
-    ) -> tuple[Gradients, Tensor]:
-        """The gradients of the layer, in memory of their own, and that of ``x`` (anything, if it is not wanted)."""
+    def to_input(self, layer: Layer, at: At, gradient: Tensor) -> Tensor:
+        """The gradient by the input."""
+
+    @abstractmethod
+    def to_parameters(self, layer: Layer, at: At, gradient: Tensor, to: Gradients) -> None:
+        """Put the gradients by the layer's parameters, in memory of their own, into their places."""
 
 
 class Shared(Rule):
     """One draw for the whole batch."""
 
-    def forward(self, x: Tensor, layer: Layer) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return F.linear(x, *layer.drawn), ()
+    def forward(self, layer: Layer, at: At) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return F.linear(at.x, *layer.pair(at.ws)), ()
 
-    def backward(
-        self,
-        gradient: Tensor,
-        x: Tensor,
-        layer: Layer,
-        kept: tuple[Tensor, ...],  # noqa: ARG002
-        to_input: bool,
-    ) -> tuple[Gradients, Tensor]:
-        weight, bias = layer.drawn
-        return Gradients(drawn=_products(gradient, x, bias)), gradient @ weight if to_input else gradient
+    def to_input(self, layer: Layer, at: At, gradient: Tensor) -> Tensor:
+        return gradient @ at.ws[layer.weight]
+
+    def to_parameters(self, layer: Layer, at: At, gradient: Tensor, to: Gradients) -> None:
+        _put_products(to.drawn, layer, gradient, at.x)
 
 
 class Flipout(Rule):
-    """One sign flip of a shared draw for each example."""
+    """One sign flip of a shared draw for each example. What is drawn for it is W - mu."""
 
-    def forward(self, x: Tensor, layer: Layer) -> tuple[Tensor, tuple[Tensor, ...]]:
-        mean = F.linear(x, *layer.mean)
-        s, r = layer.signs(x, Role.INPUT_SIGN), layer.signs(mean, Role.OUTPUT_SIGN)
-        return mean.addcmul_(r, F.linear(s * x, *layer.drawn)), (s, r)
+    def forward(self, layer: Layer, at: At) -> tuple[Tensor, tuple[Tensor, ...]]:
+        mean = F.linear(at.x, *layer.own.mus)
+        s, r = _signs(at.x, layer, at.key, Role.INPUT_SIGN), _signs(mean, layer, at.key, Role.OUTPUT_SIGN)
+        return mean.addcmul_(r, F.linear(s * at.x, *layer.pair(at.ws))), (s, r)
 
-    def backward(
-        self, gradient: Tensor, x: Tensor, layer: Layer, kept: tuple[Tensor, ...], to_input: bool
-    ) -> tuple[Gradients, Tensor]:
-        (mu, bias), (deviation, _), (s, r) = layer.mean, layer.drawn, kept
-        flipped = r * gradient
-        to_x = torch.addcmul(gradient @ mu, s, flipped @ deviation) if to_input else gradient
-        return Gradients(drawn=_products(flipped, s * x, bias), mean=_products(gradient, x, bias)), to_x
+    def to_input(self, layer: Layer, at: At, gradient: Tensor) -> Tensor:
+        s, r = at.kept
+        return torch.addcmul(gradient @ layer.own.mus[0], s, (r * gradient) @ at.ws[layer.weight])
+
+    def to_parameters(self, layer: Layer, at: At, gradient: Tensor, to: Gradients) -> None:
+        s, r = at.kept
+        _put_products(to.drawn, layer, r * gradient, s * at.x)
+        _put_products(to.mean, layer, gradient, at.x)
 
 
 class Local(Rule):
     """One draw for each output."""
 
-    def forward(self, x: Tensor, layer: Layer) -> tuple[Tensor, tuple[Tensor, ...]]:
-        mean, deviation = F.linear(x, *layer.mean), F.linear(x.square(), *ops.variances(layer.parameters)).sqrt_()
-        of_outputs = stream(layer.number, Role.ACTIVATION)
-        zeta = ops.normal(tuple(mean.shape), layer.key, of_outputs, mean.dtype, mean.device)
+    def forward(self, layer: Layer, at: At) -> tuple[Tensor, tuple[Tensor, ...]]:
+        mean, deviation = layer.moments(at.x, ops.variances(layer.own))
+        of_outputs = stream(layer.weight, Role.ACTIVATION)
+        zeta = ops.normal(tuple(mean.shape), at.key, of_outputs, mean.dtype, mean.device)
         output = mean.addcmul_(deviation, zeta)
         # By the variance; a unit whose inputs are all 0 has none.
         return output, (zeta.div_(deviation.mul_(2)).nan_to_num_(0.0, 0.0, 0.0),)
 
-    def backward(
-        self, gradient: Tensor, x: Tensor, layer: Layer, kept: tuple[Tensor, ...], to_input: bool
-    ) -> tuple[Gradients, Tensor]:
-        (mu, bias), (slope,) = layer.mean, kept
-        by_variance, to_x = gradient * slope, gradient
-        if to_input:  # the variances are computed again, and gone before the products need memory
-            to_x = torch.addcmul(gradient @ mu, x, by_variance @ ops.variances(layer.parameters)[0], value=2)
-        return Gradients(mean=_products(gradient, x, bias), variance=_products(by_variance, x.square(), bias)), to_x
+    def to_input(self, layer: Layer, at: At, gradient: Tensor) -> Tensor:
+        (slope,) = at.kept
+        by_square = (gradient * slope) @ ops.variances(layer.own)[0]  # which are computed again, and not kept
+        return torch.addcmul(gradient @ layer.own.mus[0], at.x, by_square, value=2)
+
+    def to_parameters(self, layer: Layer, at: At, gradient: Tensor, to: Gradients) -> None:
+        (slope,) = at.kept
+        _put_products(to.mean, layer, gradient, at.x)
+        _put_products(to.variance, layer, gradient * slope, at.x.square())
 
 
 RULES: dict[Estimator, Rule] = {"shared": Shared(), "flipout": Flipout(), "local": Local()}
 
 
-def _products(gradient: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return gradient.t() @ x, None if bias is None else gradient.sum(0)
+def _put_products(to: list[Tensor | None], layer: Layer, gradient: Tensor, x: Tensor) -> None:
+    to[layer.weight] = gradient.t() @ x
+    if layer.bias is not None:
+        to[layer.bias] = gradient.sum(0)
+
+
+def add_products(to: Sequence[Tensor], first: bool, layer: Layer, at: At, gradient: Tensor) -> None:
+    """Under ``shared``: add the gradients by the drawn weights to ``to``, or put the ``first`` there."""
+    to[layer.weight].addmm_(gradient.t(), at.x, beta=0 if first else 1)
+    if layer.bias is not None:
+        by_bias = gradient.sum(0)
+        to[layer.bias].copy_(by_bias) if first else to[layer.bias].add_(by_bias)
+
+
+def _signs(like: Tensor, layer: Layer, key: Key, role: Role) -> Tensor:
+    return ops.signs(tuple(like.shape), key, stream(layer.weight, role), like.dtype, like.device)

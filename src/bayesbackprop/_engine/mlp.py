@@ -15,22 +15,23 @@ products a draw only while a draw of the weights costs more, which is for few ex
 exactly the predictive distribution of drawn networks; what differs is only whether examples share their draws.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from bayesbackprop._engine import cpu, ops
 from bayesbackprop._engine.executors import Draw, Executor
-from bayesbackprop._engine.linear import RULES, Gradients, Layer, Pair
+from bayesbackprop._engine.linear import At, Gradients, Layer, add_products
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop._engine.rules import Estimator
 from bayesbackprop.likelihoods import Likelihood
-from bayesbackprop.noise import Key, Role, stream
+from bayesbackprop.noise import Key
 
 
 class Activation(NamedTuple):
@@ -94,43 +95,33 @@ def runs_only_forward(net: Sequence[nn.Module]) -> bool:
     return True
 
 
-class _Step(NamedTuple):
-    """A linear layer, by the numbers of its weight and bias among the parameters, or an elementwise function."""
-
-    module: nn.Module
-    weight: int = -1
-    bias: int | None = None
-    rule: Estimator = "shared"
-
-    def pair(self, tensors: Sequence[Tensor]) -> Pair:
-        """Of one tensor for each parameter those of this layer."""
-        return tensors[self.weight], None if self.bias is None else tensors[self.bias]
-
-
 class FullyConnected(Executor):
     """A network of linear layers, each Bayesian as a whole or not at all, and elementwise functions."""
 
     def __init__(
-        self, net: nn.Module, layers: list[nn.Module], parameters: Parameters, rules: Mapping[str, Estimator]
+        self, net: nn.Module, modules: list[nn.Module], parameters: Parameters, rules: Mapping[str, Estimator]
     ) -> None:
         self._modules = list(net.modules())
         self._parameters, self._rules = parameters, rules
-        self._flattens = type(layers[0]) is nn.Flatten
-        layers = layers[1:] if self._flattens else layers
+        self._flattens = type(modules[0]) is nn.Flatten
+        modules = modules[1:] if self._flattens else modules
         numbers = {mu: number for number, mu in enumerate(parameters.mus)}
         each = [rules.get(name, "shared") for name in parameters.by_name]
-        self._steps = [_Step(module) for module in layers]
-        for place, module in enumerate(layers):
+        self._steps: list[Layer | nn.Module] = []
+        follow = True  # a bias its weight
+        for module in modules:
             if isinstance(module, nn.Linear) and module.weight in numbers:
                 weight, bias = numbers[module.weight], None if module.bias is None else numbers[module.bias]
-                self._steps[place] = _Step(module, weight, bias, each[weight])
+                follow = follow and (bias is None or each[bias] == each[weight])
+                self._steps.append(Layer.of(parameters, weight, bias, each[weight]))
+            else:
+                self._steps.append(module)
         # As flipout draws them, with the complexity sampled and in closed form.
         flipped = [name for name, rule in rules.items() if rule == "flipout"]
         self._flipped = [Parameters(parameters.by_name, closed, flipped) for closed in (False, True)] if flipped else []
-        self._layers = [_Layer.of(step, parameters) for step in self._steps]
-        self._widest = max((m.out_features for m in layers if isinstance(m, nn.Linear)), default=1)
-        followed = all(step.bias is None or each[step.bias] == step.rule for step in self._steps)
-        self._trains = not parameters.own_priors and followed and _trains(self._steps)
+        self._widest = max((m.out_features for m in modules if isinstance(m, nn.Linear)), default=1)
+        self.training = _for_training(self._steps) if follow and not parameters.own_priors else None
+        self.ends_in_function = not isinstance(self._steps[-1], Layer)
 
     @staticmethod
     def of(net: nn.Module, parameters: Parameters, rules: Mapping[str, Estimator]) -> "FullyConnected | None":
@@ -157,7 +148,7 @@ class FullyConnected(Executor):
     def cost(
         self, draw: Draw, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any
     ) -> Any:
-        if not likelihood.has_slope or not isinstance(targets, Tensor) or targets.requires_grad:
+        if not _has_slope(likelihood, targets):
             return super().cost(draw, likelihood, args, kwargs, targets)
         return self._apply(draw, args, kwargs, likelihood, targets)
 
@@ -165,65 +156,82 @@ class FullyConnected(Executor):
         self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any], likelihood: Likelihood | None, targets: Any
     ) -> Any:
         parameters = self._flipped[draw.parameters.closed] if self._flipped else draw.parameters
-        if not self._trains or draw.has_weights or not self._takes(args, kwargs):
-            return NotImplemented
-        x = args[0]
-        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
-            return NotImplemented
-        table = cpu.usable(parameters, draw.key)
+        table = self._table(parameters, draw, args, kwargs)
         if table is None:
             return NotImplemented
-        x = x.flatten(1) if self._flattens else x
+        x = args[0].flatten(1) if self._flattens else args[0]
         tensors = (x, *parameters.mus, *parameters.rhos)
         result, complexity = _DrawAndRun.apply(self, parameters, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
         draw.drawn_inside(complexity)
         return result
 
-    def layers(self, ws: Sequence[Tensor], key: Key) -> list[Layer]:
-        """The linear layers at the drawn weights ``ws``."""
-        mus = self._parameters.mus
-        return [
-            Layer(step.pair(ws), step.pair(mus), layer.parameters, key, step.weight)
-            for step, layer in zip(self._steps, self._layers, strict=True)
-            if layer is not None
-        ]
+    def costs(
+        self,
+        draws: Sequence[Draw],
+        likelihood: Likelihood,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: Any,
+        weight: float | Tensor,
+    ) -> Any:
+        if self._rules or not _has_slope(likelihood, targets) or any(draw.has_weights for draw in draws):
+            return NotImplemented
+        parameters = draws[0].parameters
+        table = self._table(parameters, draws[0], args, kwargs)
+        if table is None or args[0].requires_grad or not draws[0].complexity_inside:
+            return NotImplemented
+        x = args[0].flatten(1) if self._flattens else args[0]
+        together = _Draws(self, parameters, table, [draw.key for draw in draws], likelihood)
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in parameters.tensors)
+        expected = float(weight) if trains else None
+        return _RunDraws.apply(together, expected, x, targets, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
 
-    def run(self, layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
-        """The input, and what comes out of each linear layer; what its rule keeps. A function is computed in place."""
-        hs, kept, each = [x], list[tuple[Tensor, ...]](), iter(layers)
-        for step in self._steps:
-            if step.weight < 0:
-                _activation(step.module).in_place(hs[-1])
+    def _table(
+        self, parameters: Parameters, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> cpu.Table | None:
+        """The table of ``parameters``, if the kernels and the layers by hand can run ``draw``."""
+        if self.training is None or draw.has_weights or not self._takes(args, kwargs):
+            return None
+        x = args[0]
+        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
+            return None
+        return cpu.usable(parameters, draw.key)
+
+    def run(self, x: Tensor, ws: Sequence[Tensor], key: Key) -> tuple[Tensor, list[At]]:
+        """The output at the drawn weights, and where each linear layer was. A function is computed in place."""
+        assert self.training is not None
+        places: list[At] = []
+        for step in self.training:
+            if isinstance(step, Layer):
+                at = At(x, ws, key)
+                x, kept = step.rule.forward(step, at)
+                places.append(at._replace(kept=kept) if kept else at)
             else:
-                output, keeps = RULES[step.rule].forward(hs[-1], next(each))
-                hs.append(output)
-                kept.append(keeps)
-        return hs, kept
+                step.in_place(x)
+        return x, places
 
     def go_back(
         self,
-        layers: Sequence[Layer],
-        hs: Sequence[Tensor],
-        kept: Sequence[tuple[Tensor, ...]],
+        output: Tensor,
+        places: Sequence[At],
         gradient: Tensor,
+        put: Callable[[Layer, At, Tensor], None],
         to_input: bool,
-    ) -> tuple[list[list[Tensor | None]], Tensor | None]:
-        """The gradients by the drawn weights, means and variances, and by the input, from that by the output."""
-        count = len(self._parameters.each)
-        found: list[list[Tensor | None]] = [[None] * count for _ in Gradients._fields]
-        number = len(hs) - 1
-        for step in reversed(self._steps):
-            if step.weight < 0:
-                gradient = _activation(step.module).gradient(gradient, hs[number])
-                continue
-            number -= 1
-            rule, layer = RULES[step.rule], layers[number]
-            each, gradient = rule.backward(gradient, hs[number], layer, kept[number], bool(number) or to_input)
-            for place, (of_weight, of_bias) in zip(found, each, strict=True):
-                place[step.weight] = of_weight
-                if step.bias is not None:
-                    place[step.bias] = of_bias
-        return found, gradient if to_input else None
+    ) -> Tensor | None:
+        """From the gradient by the output that by the input; ``put`` is given that by the output of each layer."""
+        assert self.training is not None
+        before = len(places)
+        for step in reversed(self.training):
+            if isinstance(step, Layer):
+                before -= 1
+                at, by_output = places[before], gradient
+                if before or to_input:
+                    gradient = step.rule.to_input(step, at, by_output)
+                put(step, at, by_output)
+                output = at.x
+            else:
+                gradient = step.gradient(gradient, output)
+        return gradient if to_input else None
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
@@ -233,31 +241,27 @@ class FullyConnected(Executor):
         if args[0].dtype is torch.float16:  # whose squares are soon 0 or infinite
             return NotImplemented
         x = args[0].flatten(1) if self._flattens else args[0]
-        first = next(number for number, step in enumerate(self._steps) if step.weight >= 0)
-        for step in self._steps[:first]:
-            x = step.module(x)
+        first = next(number for number, step in enumerate(self._steps) if isinstance(step, Layer))
+        for module in self._steps[:first]:
+            x = module(x)  # type: ignore[operator]
+        start, *others = self._steps[first:]
+        assert isinstance(start, Layer)
         few = len(x) < _ROWS
-        variances = [
-            layer and ops.variances(layer.parameters) if few or number == first else None
-            for number, layer in enumerate(self._layers)
-        ]
-        start = self._layers[first]
-        assert start is not None
-        mean, deviation = start.moments(x, variances[first])
+        mean, deviation = start.moments(x, ops.variances(start.own))
+        variances = [ops.variances(step.own) if few and isinstance(step, Layer) else [] for step in others]
         # Of the outputs of a layer there are the noise, the means, the deviations and the inputs squared.
         at_a_time = max(1, min(_CHUNK, memory // (4 * x.element_size())) // (len(x) * self._widest))
         results: list[Tensor] = []
         for begin in range(0, draws, at_a_time):
             keys = [key._replace(draw=draw) for draw in range(begin, min(draws, begin + at_a_time))]
             h = start.spread(mean, deviation, keys, one_row=few)
-            for number in range(first + 1, len(self._steps)):
-                layer, squares = self._layers[number], variances[number]
-                if layer is None:
-                    h = self._steps[number].module(h)
-                elif squares is None:
-                    h = torch.stack([layer.drawn(each, one) for each, one in zip(h, keys, strict=True)])
+            for step, squares in zip(others, variances, strict=True):
+                if not isinstance(step, Layer):
+                    h = step(h)
+                elif few:
+                    h = step.spread(*step.moments(h, squares), keys, one_row=True)
                 else:
-                    h = layer.spread(*layer.moments(h, squares), keys, one_row=few)
+                    h = torch.stack([step.drawn(each, one) for each, one in zip(h, keys, strict=True)])
             results.append(h)
         return torch.cat(results)
 
@@ -291,94 +295,135 @@ class _DrawAndRun(torch.autograd.Function):
         *_: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ws, complexity = cpu.draw(parameters, key, table)
-        hs, kept = net.run(net.layers(ws, key), x)
-        output = result = hs[-1]
-        ctx.net, ctx.parameters, ctx.key, ctx.slope, ctx.table = net, parameters, key, None, table
+        output, places = net.run(x, ws, key)
+        result, ctx.slope = output, None
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
-        if net._steps[-1].weight >= 0:
-            hs[-1] = x  # the last output is of use only to a function on it
-        ctx.counts = len(ws), len(hs), [len(each) for each in kept]
-        # All parameters, so that a change in between is noticed.
-        ctx.save_for_backward(*ws, *hs, *(tensor for each in kept for tensor in each), *parameters.tensors)
+        ctx.net, ctx.parameters, ctx.table, ctx.key = net, parameters, table, key
+        ctx.versions = cpu.versions(parameters) if any(ctx.needs_input_grad) else []
+        ctx.counts = [len(at.kept) for at in places]
+        kept = [tensor for at in places for tensor in at.kept]
+        ctx.save_for_backward(*ws, *(at.x for at in places), *kept, *([output] if net.ends_in_function else []))
         ctx.set_materialize_grads(False)
         return result, x.new_full((), complexity)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
-        cpu.refuse_second_derivatives()
         net: FullyConnected = ctx.net
         parameters: Parameters = ctx.parameters
+        cpu.check_way_back(parameters, ctx.versions)
         saved = iter(ctx.saved_tensors)
-        weights, inputs, counts = ctx.counts
-        ws, hs = list(islice(saved, weights)), list(islice(saved, inputs))
-        kept = [tuple(islice(saved, count)) for count in counts]
+        ws = list(islice(saved, len(parameters.each)))
+        xs = list(islice(saved, len(ctx.counts)))
+        places = [At(x, ws, ctx.key, tuple(islice(saved, count))) for x, count in zip(xs, ctx.counts, strict=True)]
+        to = Gradients.none(len(ws))
         to_x: Tensor | None = None
-        found: list[list[Tensor | None]] = [[None] * len(ws) for _ in Gradients._fields]
+
+        def put(layer: Layer, at: At, by_output: Tensor) -> None:
+            layer.rule.to_parameters(layer, at, by_output, to)
+
         if gradient is not None:
             of_output = gradient if ctx.slope is None else ctx.slope * gradient
-            layers = net.layers(ws, ctx.key)
-            found, to_x = net.go_back(layers, hs, kept, of_output, to_input=ctx.needs_input_grad[6])
-        drawn, means, variances = found
-        # Delta_mu takes the place of a gradient, which nobody else sees.
-        places: list[Tensor] = []
-        for w, by_mean, by_w in zip(ws, means, drawn, strict=True):
-            first = by_w if by_mean is None else by_mean
-            places.append(torch.empty_like(w) if first is None else first)
+            to_x = net.go_back(next(saved, of_output), places, of_output, put, to_input=ctx.needs_input_grad[6])
         share = 0.0 if of_complexity is None else float(of_complexity)
-        besides = (means, variances) if net._rules else ()
-        to_mu, to_rho = cpu.backward(parameters, ws, drawn, share, places, ctx.table, besides)
+        besides = (to.mean, to.variance) if net._rules else ()
+        if cpu.postponed(parameters, ws, to.drawn, share, ctx.table, besides):
+            return (None, None, None, None, None, None, to_x, *[None] * (2 * len(ws)))
+        # Delta_mu takes the place of a gradient, which nobody else sees.
+        own = [by_w if by_mean is None else by_mean for by_mean, by_w in zip(to.mean, to.drawn, strict=True)]
+        to_mu = [torch.empty_like(w) if place is None else place for w, place in zip(ws, own, strict=True)]
+        to_mu, to_rho = cpu.backward(parameters, ws, to.drawn, share, to_mu, ctx.table, besides)
         return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
 
 
-class _Layer(NamedTuple):
-    """A linear layer in prediction: its own parameters, and the stream of the noise on its outputs."""
+class _Draws(NamedTuple):
+    """Several draws of a network under ``shared``, run one after the other, so that one alone has its weights."""
 
+    net: FullyConnected
     parameters: Parameters
-    stream: int
+    table: cpu.Table
+    keys: Sequence[Key]
+    likelihood: Likelihood
+
+    def run(self, x: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """The likelihood cost and the complexity, averaged over the draws."""
+        costs, complexities = list[Tensor](), list[float]()
+        for key in self.keys:
+            ws, complexity = cpu.draw(self.parameters, key, self.table)
+            costs.append(self.likelihood.cost(self.net.run(x, ws, key)[0], targets))
+            complexities.append(complexity)
+        return torch.stack(costs).mean(), sum(complexities) / len(self.keys)
+
+    def run_and_go_back(
+        self, x: Tensor, targets: Tensor, by_cost: float, by_complexity: float
+    ) -> tuple[Tensor, cpu.Deltas]:
+        """The likelihood cost, averaged, and the gradients of both averages, so weighted."""
+        costs, count = list[Tensor](), len(self.keys)
+        deltas = cpu.Deltas(self.parameters, self.table, by_complexity / count)
+        for number, key in enumerate(self.keys):
+            output, places = self.net.run(x, deltas.draw(key), key)
+            costs.append(self.likelihood.cost(output, targets))
+            slope = self.likelihood.slope(output, targets).mul_(by_cost / count)
+            self.net.go_back(output, places, slope, partial(add_products, deltas.to_mu, number == 0), to_input=False)
+        deltas.finish()
+        return torch.stack(costs).mean(), deltas
+
+
+class _RunDraws(torch.autograd.Function):
+    """The averages over several draws, as one node: a function of all mu and rho.
+
+    A draw goes back before the next one is drawn, so in the forward pass: else the weights of all would have to be
+    kept, or drawn again. What the gradients of the two averages will be is not known then, but expected: 1, and the
+    weight of the complexity. If they turn out otherwise, but for a common factor, the draws are run again.
+    """
 
     @staticmethod
-    def of(step: _Step, parameters: Parameters) -> "_Layer | None":
-        """The layer of a step, if it is random."""
-        if step.weight < 0:
-            return None
-        names = list(parameters.by_name)
-        own = parameters.subset([names[step.weight]] + ([] if step.bias is None else [names[step.bias]]))
-        return _Layer(own, stream(step.weight, Role.ACTIVATION))
+    def forward(
+        ctx: Any, draws: _Draws, expected: float | None, x: Tensor, targets: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if expected is None:
+            cost, complexity = draws.run(x, targets)
+        else:
+            cost, deltas = draws.run_and_go_back(x, targets, 1.0, expected)
+            complexity = deltas.complexity / len(draws.keys)
+            ctx.draws, ctx.expected, ctx.deltas = draws, expected, deltas
+            ctx.versions = cpu.versions(draws.parameters)
+            ctx.save_for_backward(x, targets)
+            ctx.set_materialize_grads(False)
+        return cost, x.new_full((), complexity)
 
-    def moments(self, x: Tensor, variances: list[Tensor] | None) -> tuple[Tensor, Tensor]:
-        """The means and standard deviations of the outputs, from the variances of the parameters."""
-        assert variances is not None
-        return F.linear(x, *self.parameters.mus), F.linear(x.square(), *variances).sqrt_()
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, of_complexity: Tensor | None) -> tuple[Tensor | None, ...]:
+        draws: _Draws = ctx.draws
+        cpu.check_way_back(draws.parameters, ctx.versions)
+        table = cpu.table_now(draws.parameters, draws.table)
+        by_cost, by_complexity = (0.0 if part is None else float(part) for part in (gradient, of_complexity))
+        deltas: cpu.Deltas | None = ctx.deltas
+        ctx.deltas = None  # they become the gradients of the parameters
+        rounding = 4 * torch.finfo(draws.parameters.mus[0].dtype).eps
+        if deltas is not None and math.isclose(by_complexity, by_cost * ctx.expected, rel_tol=rounding):
+            deltas.scale(by_cost)
+        else:
+            x, targets = ctx.saved_tensors
+            _, deltas = draws._replace(table=table).run_and_go_back(x, targets, by_cost, by_complexity)
+        return (None, None, None, None, *deltas.to_mu, *deltas.to_rho)
 
-    def spread(self, mean: Tensor, deviation: Tensor, keys: Sequence[Key], one_row: bool) -> Tensor:
-        """A draw of the outputs with each key; with ``one_row`` of noise for all, a row's draws are its own matter."""
-        rows, units = mean.shape[-2:]
-        shape = (1 if one_row else rows, units)
-        zeta = ops.normals(len(keys), shape, keys[0], self.stream, mean.dtype, mean.device)
-        return torch.addcmul(mean, zeta, deviation) if one_row and rows > 1 else zeta.mul_(deviation).add_(mean)
 
-    def drawn(self, x: Tensor, key: Key) -> Tensor:
-        """The outputs for a draw of the weights."""
-        return F.linear(x, *(w[0] for w in ops.draws(self.parameters, key, 1, reuse=True)))
+def _has_slope(likelihood: Likelihood, targets: Any) -> bool:
+    """Whether the likelihood says by itself how its cost changes with the output."""
+    return likelihood.has_slope and isinstance(targets, Tensor) and not targets.requires_grad
 
 
 def _flat(net: nn.Module) -> list[nn.Module]:
     return [leaf for child in net for leaf in _flat(child)] if type(net) is nn.Sequential else [net]
 
 
-def _trains(steps: Sequence[_Step]) -> bool:
-    """Whether all layers are random, and each function, with a known gradient, can take the place of its input."""
+def _for_training(steps: Sequence[Layer | nn.Module]) -> list[Layer | Activation] | None:
+    """The same, if all layers are random, and each function, with a known gradient, can take the place of its input."""
+    found: list[Layer | Activation] = []
     for before, step in zip([None, *steps], steps, strict=False):
-        if isinstance(step.module, nn.Linear):
-            if step.weight < 0:
-                return False
-        elif ACTIVATIONS[type(step.module)] is None or before is None or before.weight < 0:
-            return False
-    return True
-
-
-def _activation(module: nn.Module) -> Activation:
-    activation = ACTIVATIONS[type(module)]
-    assert activation is not None
-    return activation
+        known = step if isinstance(step, Layer) else ACTIVATIONS.get(type(step))
+        if known is None or not (isinstance(known, Layer) or isinstance(before, Layer)):
+            return None
+        found.append(known)
+    return found

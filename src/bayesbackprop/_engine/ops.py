@@ -9,15 +9,16 @@ Eager code does not pass through the dispatcher of torch, whose way through Pyth
 small network's step: the functions below call the same implementations with the same backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from bayesbackprop import noise
 from bayesbackprop._engine import cpu, reference
@@ -44,14 +45,11 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     return ws, cost
 
 
-def draws(parameters: Parameters, key: Key, many: int, reuse: bool = False) -> list[Tensor]:
-    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients.
-
-    With ``reuse`` they may be in the memory of earlier ones that nobody holds any more.
-    """
+def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
+    """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients."""
     with torch.no_grad():
         if has_kernel(parameters) and not cpu.traced(key) and parameters.mus[0].device.type == "cpu":
-            return cpu.draws(parameters, key, many, reuse)
+            return cpu.draws(parameters, key, many)
         return reference.draws(parameters, key, many)
 
 
@@ -116,6 +114,8 @@ class _Draw(torch.autograd.Function):
         share = 0.0 if of_cost is None else float(of_cost)
         if ctx.table is None:
             to_mu, to_rho = _backward_on_gpu(parameters, ws, dense, share)
+        elif cpu.postponed(parameters, ws, dense, share, ctx.table):
+            return (None, None, *[None] * (2 * len(ws)))
         else:
             # Delta_mu takes the place of the weights that nobody else sees any more: a third large copy is saved.
             ctx.overwritten = True
@@ -220,11 +220,24 @@ def _parameters(
 ) -> Parameters:
     """What :func:`_arguments` was given, but for its names, and for priors that the kernels do not know."""
     by_name: dict[str, Parameter] = {}
-    for number, (mu, rho, stream) in enumerate(zip(mus, rhos, streams, strict=True)):
-        kind, *numbers = priors[4 * number : 4 * number + 4]
-        centre = centres[number] if centres else None
-        by_name[str(number)] = Parameter(WeightPosterior(mu, rho), _prior(int(kind), numbers), centre, stream)
-    return Parameters(by_name, closed=PRIOR_KINDS[int(priors[0])].endswith("_KL"))
+    given: Sequence[Tensor | None] = centres or [None] * len(mus)
+    each = zip(mus, rhos, given, _priors(tuple(priors)), streams, strict=True)
+    for number, (mu, rho, centre, prior, stream) in enumerate(each):
+        by_name[str(number)] = Parameter(WeightPosterior(mu, rho), prior, centre, stream)
+    made = Parameters(by_name, closed=PRIOR_KINDS[int(priors[0])].endswith("_KL"))
+    made.cache = _caches.setdefault(mus[0], {}).setdefault((*streams, *priors), made.cache)
+    return made
+
+
+# The caches of the parameters that operators were called with, by the first mean: a call is handed tensors alone, and
+# without one it would make a table, and page in new memory, at each step.
+_caches: MutableMapping[Tensor, dict[tuple[float, ...], dict[str, Any]]] = WeakTensorKeyDictionary()
+
+
+@lru_cache(maxsize=64)
+def _priors(numbers: tuple[float, ...]) -> list[Prior]:
+    """The priors by what :func:`prior_numbers` says of each."""
+    return [_prior(int(kind), list(rest)) for kind, *rest in zip(*[iter(numbers)] * 4, strict=True)]
 
 
 def _prior(kind: int, numbers: list[float]) -> Prior:
@@ -352,8 +365,7 @@ def _has_triton() -> bool:
 
 
 def _triton_takes(parameters: Parameters) -> bool:
-    known = parameters.plain and not parameters.closed
-    known = known and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
+    known = parameters.plain and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
     return known and parameters.mus[0].is_cuda and _has_triton()
 
 
@@ -361,7 +373,7 @@ def _on_gpu(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     from bayesbackprop._engine import triton
 
     each = [
-        triton.draw(*p.q, p.centre, prior_numbers(p.prior), p.stream, key.seed, key.step, key.draw)
+        triton.draw(*p.q, p.centre, prior_numbers(p.prior, parameters.closed), p.stream, key.seed, key.step, key.draw)
         for p in parameters.each
     ]
     ws, costs = zip(*each, strict=True)
@@ -374,7 +386,7 @@ def _backward_on_gpu(
     from bayesbackprop._engine import triton
 
     each = [
-        triton.backward(*p.q, p.centre, prior_numbers(p.prior), w, gradient, complexity_gradient)
+        triton.backward(*p.q, p.centre, prior_numbers(p.prior, parameters.closed), w, gradient, complexity_gradient)
         for p, w, gradient in zip(parameters.each, ws, gradients, strict=True)
     ]
     to_mu, to_rho = zip(*each, strict=True)

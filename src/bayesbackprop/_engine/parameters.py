@@ -19,8 +19,13 @@ KNOWN_PRIORS: dict[type[Prior], tuple[str, Callable[[Any], tuple[float, float, f
     ScaleMixture: ("MIXTURE", lambda prior: (prior.pi, prior.sigma1, prior.sigma2)),
     Laplace: ("LAPLACE", lambda prior: (prior.scale, 0.0, 0.0)),
 }
-# Of the last one the complexity is the closed form of a Normal prior.
-PRIOR_KINDS = ("NONE", *(name for name, _ in KNOWN_PRIORS.values()), "NORMAL_KL")
+# Those of which the kernels also know KL[q || P] in closed form.
+CLOSED_PRIORS: tuple[type[Prior], ...] = (Normal, Laplace)
+PRIOR_KINDS = (
+    "NONE",
+    *(name for name, _ in KNOWN_PRIORS.values()),
+    *(f"{KNOWN_PRIORS[prior][0]}_KL" for prior in CLOSED_PRIORS),
+)
 
 
 class Parameter(NamedTuple):
@@ -43,8 +48,8 @@ def prior_numbers(prior: Prior, closed: bool = False) -> tuple[int, float, float
 class Parameters:
     """The Bayesian parameters of a network by name, as lists, and what of them stays the same from call to call.
 
-    Where they are ``closed`` the complexity of a draw is KL[q || P] itself; all their priors are then Normal. Of those
-    whose names are among ``deviations`` a draw in C is w - mu instead of w.
+    Where they are ``closed`` the complexity of a draw is KL[q || P] itself; all their priors are then of
+    ``CLOSED_PRIORS``. Of those whose names are among ``deviations`` a draw in C is w - mu instead of w.
     """
 
     def __init__(
@@ -77,4 +82,5 @@ class Parameters:
 
     def in_closed_form(self) -> "Parameters | None":
         """The same with the complexity in closed form, if the kernels know it for each prior."""
-        return Parameters(self.by_name, closed=True) if all(type(p.prior) is Normal for p in self.each) else None
+        known = all(type(p.prior) in CLOSED_PRIORS for p in self.each)
+        return Parameters(self.by_name, closed=True) if known else None

@@ -22,9 +22,10 @@ from bayesbackprop._errors import invalid
 from bayesbackprop.noise import LANES, Word
 
 # A prior in plain numbers: its kind and what it is made of. (NORMAL, sigma, 0, 0), (MIXTURE, pi, sigma1, sigma2) or
-# (LAPLACE, scale, 0, 0); (NONE, 0, 0, 0) leaves log P(w) out of the complexity.
+# (LAPLACE, scale, 0, 0); (NONE, 0, 0, 0) leaves log P(w) out of the complexity. Of NORMAL_KL and LAPLACE_KL the
+# complexity is KL[q || P] in closed form.
 Prior: TypeAlias = tuple[int, float, float, float]
-NONE, NORMAL, MIXTURE, LAPLACE = range(4)
+NONE, NORMAL, MIXTURE, LAPLACE, NORMAL_KL, LAPLACE_KL = range(6)
 
 # The first word of a Philox counter numbers the blocks of a tensor. It has 32 bits, and a block yields 4 numbers.
 MOST_ELEMENTS = 4 * 2**32
@@ -37,10 +38,13 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # Constants that kernels read. Triton refuses any other kind of global variable.
 _LANES = tl.constexpr(LANES)
 _NORMAL, _MIXTURE, _LAPLACE = tl.constexpr(NORMAL), tl.constexpr(MIXTURE), tl.constexpr(LAPLACE)
+_NORMAL_KL, _LAPLACE_KL = tl.constexpr(NORMAL_KL), tl.constexpr(LAPLACE_KL)
 _CONSTANT_BELOW = tl.constexpr(-1000.0)  # a rho below this marks a constant weight
 _UNIT = tl.constexpr(2.0**-32)  # turns a random word into a number in [0, 1)
 _HALF_UNIT = tl.constexpr(2.0**-33)  # keeps that number away from 0
 _TURN = tl.constexpr(2.0**-32 * 2.0 * math.pi)  # turns a random word into an angle
+_SQRT_HALF, _SQRT_2_OVER_PI = tl.constexpr(math.sqrt(0.5)), tl.constexpr(math.sqrt(2 / math.pi))
+_SMALLEST = tl.constexpr(2.0**-126)  # a float32 that is normal, as a bound of what one divides by
 
 
 # --- functions of kernels ---------------------------------------------------------------------------------------------
@@ -168,6 +172,42 @@ def _prior_slope(v: tl.tensor, numbers: tl.tensor, KIND: tl.constexpr, REAL: tl.
         return tl.zeros_like(v)
 
 
+@triton.jit
+def _folded(v: tl.tensor, sigma: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The derivatives of E|w|, w ~ N(v, sigma^2): erf(z / sqrt(2)) by v, sqrt(2 / pi) exp(-z^2 / 2) by sigma."""
+    # Beyond |z| = 40 the exponential is 0 and erf is 1 in every precision.
+    least = tl.maximum(tl.abs(v) / 40, _SMALLEST)
+    z = v / tl.where(sigma < least, least, sigma)
+    return tl.erf(z * _SQRT_HALF), _SQRT_2_OVER_PI * tl.exp(-0.5 * z * z)
+
+
+@triton.jit
+def _expected_cost(
+    v: tl.tensor, sigma: tl.tensor, numbers: tl.tensor, KIND: tl.constexpr, REAL: tl.constexpr
+) -> tl.tensor:
+    """The expectation of :func:`_prior_cost` over w ~ N(v, sigma^2)."""
+    precision = tl.load(numbers + 1).to(REAL)
+    if KIND == _NORMAL_KL:
+        expected = 0.5 * precision * (v * v + sigma * sigma)
+    else:
+        by_v, by_sigma = _folded(v, sigma)
+        expected = precision * (v * by_v + sigma * by_sigma)
+    return tl.load(numbers).to(REAL) + expected
+
+
+@triton.jit
+def _expected_slopes(
+    v: tl.tensor, sigma: tl.tensor, numbers: tl.tensor, KIND: tl.constexpr, REAL: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The derivative of :func:`_expected_cost` by v, and sigma times that by sigma."""
+    precision = tl.load(numbers + 1).to(REAL)
+    if KIND == _NORMAL_KL:
+        return precision * v, precision * sigma * sigma
+    else:
+        by_v, by_sigma = _folded(v, sigma)
+        return precision * by_v, precision * sigma * by_sigma
+
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 # Numbers that differ from call to call must not be compiled into a kernel.
@@ -223,6 +263,7 @@ def _draw_kernel(
     draw: tl.tensor,
     stream: tl.tensor,
     KIND: tl.constexpr,
+    CLOSED: tl.constexpr,
     REAL: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
@@ -236,14 +277,18 @@ def _draw_kernel(
         rho = tl.load(rho_pointer + at, inside, other=2 * _CONSTANT_BELOW).to(REAL)
         constant = rho < _CONSTANT_BELOW  # as is all that lies outside, and so adds nothing to the cost
         t, scale = _softplus(rho)
-        w = tl.where(constant, mu, mu + tl.where(rho < 0, t, 1.0) * scale * eps)
+        sigma = tl.where(rho < 0, t, 1.0) * scale
+        w = tl.where(constant, mu, mu + sigma * eps)
         w = w.to(w_pointer.dtype.element_ty)
         tl.store(w_pointer + at, w, inside)
-        v = w.to(REAL)  # as the network sees it
+        v = mu if CLOSED else w.to(REAL)  # as the network sees it
         if centre is not None:
             v -= tl.load(centre + at, inside, other=0.0).to(REAL)
         log_sigma = tl.where(rho < 0, rho, 0.0) + tl.log(scale)
-        cost = _prior_cost(v, numbers, KIND, REAL) - 0.5 * eps * eps - log_sigma
+        if CLOSED:
+            cost = _expected_cost(v, sigma, numbers, KIND, REAL) - 0.5 - log_sigma
+        else:
+            cost = _prior_cost(v, numbers, KIND, REAL) - 0.5 * eps * eps - log_sigma
         total += tl.where(constant, 0.0, cost)
     # Four neighbours were added in REAL, which costs no more than the rounding of each; the rest adds up in float64.
     tl.store(costs + tl.program_id(0), tl.sum(total.to(tl.float64), 0))
@@ -262,6 +307,7 @@ def _backward_kernel(
     numbers: tl.tensor,
     size: tl.tensor,
     KIND: tl.constexpr,
+    CLOSED: tl.constexpr,
     REAL: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ) -> None:
@@ -269,16 +315,23 @@ def _backward_kernel(
     inside = at < size
     rho = tl.load(rho_pointer + at, inside, other=0.0).to(REAL)
     w = tl.load(w_pointer + at, inside, other=0.0).to(REAL)
-    v = w
+    mu = tl.load(mu_pointer + at, inside, other=0.0).to(REAL)
+    v = mu if CLOSED else w
     if centre is not None:
         v -= tl.load(centre + at, inside, other=0.0).to(REAL)
     gc = tl.load(complexity_gradient).to(REAL)
-    g = tl.load(gradient + at, inside, other=0.0).to(REAL) + gc * _prior_slope(v, numbers, KIND, REAL)
     constant = rho < _CONSTANT_BELOW
     t, scale = _softplus(rho)
-    noise = w - tl.load(mu_pointer + at, inside, other=0.0).to(REAL)  # sigma * eps, as the network saw it
-    tl.store(to_mu + at, tl.where(constant, 0.0, g), inside)  # (3)
-    tl.store(to_rho + at, tl.where(constant, 0.0, (g * noise - gc) / ((1.0 + t) * scale)), inside)  # (4)
+    noise = w - mu  # sigma * eps, as the network saw it
+    if CLOSED:
+        slope, spread = _expected_slopes(v, tl.where(rho < 0, t, 1.0) * scale, numbers, KIND, REAL)
+    else:
+        slope = _prior_slope(v, numbers, KIND, REAL)
+        spread = slope * noise
+    gw = tl.load(gradient + at, inside, other=0.0).to(REAL)
+    tl.store(to_mu + at, tl.where(constant, 0.0, gw + gc * slope), inside)  # (3)
+    along = gw * noise + gc * spread
+    tl.store(to_rho + at, tl.where(constant, 0.0, (along - gc) / ((1.0 + t) * scale)), inside)  # (4)
 
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -320,7 +373,7 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """w = mu + log(1 + exp(rho)) * eps, and log q(w|theta) - log P(w - centre) over all of w, as a float64 scalar.
 
-    A constant weight is its mu and adds nothing to the complexity.
+    Of a prior in closed form the second is KL[q || P]. A constant weight is its mu and adds nothing to the complexity.
 
     Args:
         mu: the means.
@@ -337,7 +390,7 @@ def draw(
     costs = torch.empty(programs, dtype=torch.float64, device=mu.device)
     inputs = (*map(_contiguous, (mu, rho, centre)), _numbers(prior, mu.device), mu.numel())
     key = _key(seed, step, draw, stream, mu.device)
-    _launch(_draw_kernel, programs, w, costs, *inputs, *key, KIND=prior[0], REAL=_real(mu.dtype), BLOCKS=_BLOCKS)
+    _launch(_draw_kernel, programs, w, costs, *inputs, *key, **_constants(prior, mu.dtype), BLOCKS=_BLOCKS)
     return w, costs.sum()
 
 
@@ -354,7 +407,9 @@ def backward(
 
     g = df/dw - gc dlog P(w - centre)/dw,  Delta_mu = g,  Delta_rho = (g sigma eps - gc) sigmoid(rho) / sigma,
 
-    where gc is df/dcomplexity. The noise is recovered and not generated again: sigma * eps is w - mu, to the rounding
+    where gc is df/dcomplexity. In closed form the prior is met at mu, and its share in Delta_rho does not depend on w.
+
+    The noise is recovered and not generated again: sigma * eps is w - mu, to the rounding
     of the w that was used.
 
     Args:
@@ -369,8 +424,8 @@ def backward(
     programs = triton.cdiv(mu.numel(), _ELEMENTS)
     to_mu, to_rho = (torch.empty_like(mu, memory_format=torch.contiguous_format) for _ in range(2))
     inputs = (*map(_contiguous, (mu, rho, centre, w, gradient)), _on(mu.device, complexity_gradient))
-    constants = {"KIND": prior[0], "REAL": _real(mu.dtype), "ELEMENTS": _ELEMENTS}
-    _launch(_backward_kernel, programs, to_mu, to_rho, *inputs, _numbers(prior, mu.device), mu.numel(), **constants)
+    numbers, constants = _numbers(prior, mu.device), _constants(prior, mu.dtype)
+    _launch(_backward_kernel, programs, to_mu, to_rho, *inputs, numbers, mu.numel(), **constants, ELEMENTS=_ELEMENTS)
     return to_mu, to_rho
 
 
@@ -402,6 +457,11 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
+def _constants(prior: Prior, dtype: torch.dtype) -> dict[str, object]:
+    """What a kernel is compiled for."""
+    return {"KIND": prior[0], "CLOSED": prior[0] in (NORMAL_KL, LAPLACE_KL), "REAL": _real(dtype)}
+
+
 def _real(dtype: torch.dtype) -> tl.dtype:
     """The type to compute in."""
     return tl.float64 if dtype == torch.float64 else tl.float32
@@ -415,9 +475,9 @@ def _numbers(prior: Prior, device: torch.device) -> Tensor:
     two) 1 / sigma^2, or 1 / scale; then for each component of a mixture log(weight / sigma).
     """
     kind, a, b, c = prior
-    if kind == NORMAL:
+    if kind in (NORMAL, NORMAL_KL):
         numbers = [math.log(a), 1 / a**2]
-    elif kind == LAPLACE:
+    elif kind in (LAPLACE, LAPLACE_KL):
         numbers = [math.log(2 * a) - _HALF_LOG_2PI, 1 / a]
     elif kind == MIXTURE:
         numbers = [0.0, 1 / b**2, 1 / c**2, _log(a) - math.log(b), _log(1 - a) - math.log(c)]

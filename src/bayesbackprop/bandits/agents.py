@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from bayesbackprop import priors
 from bayesbackprop._errors import (
     Described,
+    check_choice,
     check_count,
     check_finite,
     check_list,
@@ -41,15 +42,15 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop._files import check_counter, check_same, read, write
+from bayesbackprop._gradients import check_gradients
 from bayesbackprop.bandits._turns import Turns
-from bayesbackprop.bandits.environments import check_action, shown
+from bayesbackprop.bandits.environments import check_action
 from bayesbackprop.bandits.network import Encoding, RewardNetwork
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.priors import Prior, ScaleMixture
-from bayesbackprop.training import check_gradients
 
 # Seeds of decisions and observations must not meet those of neighbouring agents.
 _STRIDE = 1_000_003
@@ -211,7 +212,7 @@ class Agent(ABC):
         rows = [_numbers(context, torch.float32) for context in check_list(owner, contexts=contexts)]
         for context, row in zip(contexts, rows, strict=True):
             if row.shape != (self.features,):
-                raise invalid("context", owner, f"a vector of {self.features} numbers", shown(context))
+                raise invalid("context", owner, f"a vector of {self.features} numbers", context)
             check_finite("context", owner, row)
             if bool((row.abs() > _LARGEST_FEATURE).any()):
                 constraint = (
@@ -328,8 +329,7 @@ class NeuralAgent(Agent):
         halving = {} if self.halving is None else check_count(owner, halving=self.halving)
         numbers = check_positive(owner, scale=self.scale, learning_rate=self.learning_rate)
         vars(self).update({**counts, **halving, **numbers})
-        if not isinstance(self.encoding, str) or self.encoding not in ("input", "output"):
-            raise invalid("encoding", owner, "'input' or 'output'", self.encoding)
+        check_choice(owner, ("input", "output"), encoding=self.encoding)
         self.hidden = [check_count(owner, hidden=width)["hidden"] for width in check_list(owner, hidden=self.hidden)]
         self.net = RewardNetwork(self.features, self.actions, self.hidden, self.encoding, self.replicas, self.seed)
         # The last observations, the newest in place of the oldest.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_count, check_finite, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_count, check_finite, invalid
 
 
 class Environment(ABC):
@@ -90,10 +90,10 @@ class Table(Environment):
 
     def __init__(self, contexts: Tensor, rewards: Tensor, seed: int = 0) -> None:
         if not _holds_numbers(contexts) or contexts.dim() != 2 or not len(contexts):
-            raise invalid("contexts", "Table", "a tensor [N, features]", shown(contexts))
+            raise invalid("contexts", "Table", "a tensor [N, features]", contexts)
         n = len(contexts)
         if not _holds_numbers(rewards) or rewards.dim() not in (2, 3) or rewards.shape[-2] != n or not len(rewards):
-            raise invalid("rewards", "Table", f"a tensor [{n}, actions] or [outcomes, {n}, actions]", shown(rewards))
+            raise invalid("rewards", "Table", f"a tensor [{n}, actions] or [outcomes, {n}, actions]", rewards)
         check_finite("contexts", "Table", contexts)
         check_finite("rewards", "Table", rewards)
         super().__init__(contexts.shape[1], rewards.shape[-1], seed)
@@ -128,7 +128,7 @@ def classification(features: Tensor, labels: Tensor, classes: int, seed: int = 0
     classes = check_count("classification", classes=classes)["classes"]
     kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if not _holds_numbers(labels) or labels.dim() != 1 or labels.dtype not in kinds or not len(labels):
-        raise invalid("labels", "classification", "a tensor [N] of ints", shown(labels))
+        raise invalid("labels", "classification", "a tensor [N] of ints", labels)
     if bool(((labels < 0) | (labels >= classes)).any()):
         got = Described(f"{int(labels.min())} to {int(labels.max())}")
         raise invalid("labels", "classification", f"ints in [0, {classes})", got)
@@ -144,8 +144,3 @@ def check_action(owner: str, action: object, actions: int) -> None:
     """Refuse what is not the number of an action."""
     if not isinstance(action, (int, np.integer)) or isinstance(action, bool) or not 0 <= action < actions:
         raise invalid("action", owner, f"an int in [0, {actions})", action)
-
-
-def shown(value: object) -> object:
-    """What an error message says it got: of a tensor its shape."""
-    return tensor_shape(value) if isinstance(value, Tensor) else value

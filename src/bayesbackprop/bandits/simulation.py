@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_callable, check_count, check_path, check_type, invalid
+from bayesbackprop._errors import Described, check_count, check_type, invalid
 from bayesbackprop._files import check_counter, check_same, read, write
+from bayesbackprop._signals import interrupt_deferred
 from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.environments import Environment
-from bayesbackprop.training import interrupt_deferred
 
 # Between checkpoints.
 _SECONDS = 60.0
@@ -45,10 +45,8 @@ def simulate(
     check_type("simulate", Sequence, "a list of environments", environments=environments)
     for environment in environments:
         check_type("simulate", Environment, "a list of environments", environments=environment)
-    if checkpoint is not None:
-        check_path("simulate", checkpoint=checkpoint)
-    if watch is not None:
-        check_callable("simulate", watch=watch)
+    check_type("simulate", str | os.PathLike | None, "None or a path", checkpoint=checkpoint)
+    check_type("simulate", Callable | None, "None or a function", watch=watch)
     if not len(environments) == len(set(map(id, environments))) == agent.replicas:
         raise invalid("environments", "simulate", f"one for each of {agent.replicas} replicas", environments)
     for environment in environments:

@@ -1,4 +1,4 @@
-"""The peak memory of training steps."""
+"""The peak memory of training steps, and of whole processes."""
 
 import gc
 import json
@@ -16,6 +16,11 @@ from bayesbackprop_paper.timing import CPU
 # Several, so that what a step keeps for the next one counts too.
 _STEPS = 3
 _MARK = "bayesbackprop steps"
+
+# What Linux says of this process in kB: the memory that it holds, and the most that it held since the mark was taken
+# back, which is done by writing 5 to another file.
+_STATUS, _RESIDENT, _HIGHEST = Path("/proc/self/status"), "VmRSS", "VmHWM"
+_TAKE_BACK = Path("/proc/self/clear_refs"), "5"
 
 
 def peak_memory(build: Callable[[], Callable[[], object]], device: torch.device = CPU) -> int:
@@ -70,3 +75,24 @@ def _peak(events: list[dict[str, Any]]) -> int:
         if event["ts"] >= begin:
             peak = max(peak, total)
     return peak
+
+
+def resident_memory() -> int | None:
+    """The bytes that this process holds, where Linux says it."""
+    return _read_status(_RESIDENT)
+
+
+def process_peak(run: Callable[[], object]) -> int | None:
+    """The most bytes that this process holds at a time during ``run``, whoever allocates them, where Linux says it."""
+    path, mark = _TAKE_BACK
+    if path.exists():
+        path.write_text(mark)
+    run()
+    return _read_status(_HIGHEST)
+
+
+def _read_status(field: str) -> int | None:
+    if not _STATUS.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    return int(fields[field].removesuffix("kB")) * 1024

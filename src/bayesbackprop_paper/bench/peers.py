@@ -2,11 +2,13 @@
 
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from bayesbackprop_paper.bench.contenders import MIXTURE, Contender, N, Task, Trainee
+from bayesbackprop_paper.bench.contenders import MIXTURE, Contender, Layers, N, Task, Trainee, UnsupportedError
 
 _SIGMA = 0.1
 
@@ -28,47 +30,75 @@ class Peer(NamedTuple):
         return True
 
 
+def _without(what: str) -> Callable[..., NoReturn]:
+    """In the place of a layer that a library does not have."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise UnsupportedError(f"it has no {what}")
+
+    return refuse
+
+
+# None of the libraries of layers has attention.
+_NO_ENCODER = _without("layer of a transformer")
+
+
 def _torchbnn(task: Task) -> Trainee:
     torchbnn: Any = importlib.import_module("torchbnn")
-    net = task.layers(lambda inputs, outputs: torchbnn.BayesLinear(0, _SIGMA, inputs, outputs))
+    linear, conv = partial(torchbnn.BayesLinear, 0, _SIGMA), partial(torchbnn.BayesConv2d, 0, _SIGMA)
+    net = task.net(Layers(linear, conv, _without("LSTM"), _NO_ENCODER))
     complexity = torchbnn.BKLLoss(reduction="sum")
-    return Trainee(net.parameters(), lambda x, y: task.loss(net(x), y) + complexity(net) / N, net)
+    return Trainee(net, lambda x, y: task.loss(net(x), y) + complexity(net) / N, net)
 
 
-def _bayesian_torch(layer: str) -> Callable[[Task], Trainee]:
-    """Its layers return (outputs, complexity), which shares work that its converter of whole networks does twice."""
+class _Counted(nn.Module):
+    """A layer of bayesian-torch, which keeps the complexity that the layer returns beside its outputs.
 
-    def build(task: Task) -> Trainee:
-        linear: Any = getattr(importlib.import_module("bayesian_torch.layers"), layer)
-        net = task.layers(lambda inputs, outputs: linear(inputs, outputs, prior_variance=_SIGMA))
+    So its forward pass serves both, where its converter of whole networks computes the complexity a second time.
+    """
 
-        def cost(x: Tensor, y: Tensor) -> Tensor:
-            complexity: Any = 0
-            for module in net:
-                if isinstance(module, linear):
-                    x, part = module(x)
-                    complexity = complexity + part
-                else:
-                    x = module(x)
-            total: Tensor = task.loss(x, y) + complexity / N
-            return total
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.complexity: Any = 0
 
-        def forward(x: Tensor) -> Tensor:
-            for module in net:
-                x = module(x, return_kl=False) if isinstance(module, linear) else module(x)
-            return x
+    def forward(self, x: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return self.layer(x, return_kl=False)
+        *outputs, self.complexity = self.layer(x)
+        return outputs[0] if len(outputs) == 1 else outputs
 
-        return Trainee(net.parameters(), cost, forward)
 
-    return build
+def _bayesian_torch(kind: str, task: Task) -> Trainee:
+    """Of ``kind`` Reparameterization or Flipout."""
+    library: Any = importlib.import_module("bayesian_torch.layers")
+
+    def layer(name: str, *sizes: int, **options: Any) -> nn.Module:
+        return _Counted(getattr(library, f"{name}{kind}")(*sizes, prior_variance=_SIGMA, **options))
+
+    net = task.net(Layers(partial(layer, "Linear"), partial(layer, "Conv2d"), partial(layer, "LSTM"), _NO_ENCODER))
+    counted = [module for module in net.modules() if isinstance(module, _Counted)]
+
+    def cost(x: Tensor, y: Tensor) -> Tensor:
+        loss = task.loss(net(x), y)
+        complexity: Tensor = sum(module.complexity for module in counted)
+        return loss + complexity / N
+
+    return Trainee(net, cost, net)
 
 
 def _blitz(task: Task) -> Trainee:
-    linear: Any = importlib.import_module("blitz.modules").BayesianLinear
+    modules: Any = importlib.import_module("blitz.modules")
     complexity: Any = importlib.import_module("blitz.losses").kl_divergence_from_nn
     prior = {"prior_pi": MIXTURE.pi, "prior_sigma_1": MIXTURE.sigma1, "prior_sigma_2": MIXTURE.sigma2}
-    net = task.layers(lambda inputs, outputs: linear(inputs, outputs, **prior))
-    return Trainee(net.parameters(), lambda x, y: task.loss(net(x), y) + complexity(net) / N, net)
+
+    def conv(inputs: int, outputs: int, kernel: int, **options: Any) -> nn.Module:
+        layer: nn.Module = modules.BayesianConv2d(inputs, outputs, (kernel, kernel), **options, **prior)
+        return layer
+
+    linear, lstm = partial(modules.BayesianLinear, **prior), partial(modules.BayesianLSTM, **prior)
+    net = task.net(Layers(linear, conv, lstm, _NO_ENCODER))
+    return Trainee(net, lambda x, y: task.loss(net(x), y) + complexity(net) / N, net)
 
 
 def _pyro(task: Task) -> Trainee:
@@ -77,12 +107,13 @@ def _pyro(task: Task) -> Trainee:
     dist: Any = importlib.import_module("pyro.distributions")
     guides: Any = importlib.import_module("pyro.infer.autoguide")
     pyro.clear_param_store()  # it is global, and parameters of other sizes may have the same names
-    net = task.layers()
+    net = task.net()
     names.module.to_pyro_module_(net)
-    for module in net:
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            prior = dist.Normal(0.0, _SIGMA).expand(parameter.shape).to_event(parameter.dim())
-            setattr(module, name, names.PyroSample(prior))
+    for module in list(net.modules()):
+        if not isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):  # plain in all libraries
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                prior = dist.Normal(0.0, _SIGMA).expand(parameter.shape).to_event(parameter.dim())
+                setattr(module, name, names.PyroSample(prior))
 
     def model(x: Tensor, y: Tensor | None = None) -> None:
         outputs = net(x)
@@ -103,8 +134,36 @@ def _pyro(task: Task) -> Trainee:
             outputs: Tensor = pyro.poutine.condition(net, guide(x))(x)
         return outputs
 
-    guide(task.data(1)[0])  # makes its parameters
-    return Trainee(guide.parameters(), cost, forward)
+    guide(task.data(2)[0])  # makes its parameters
+    return Trainee(nn.ModuleList([guide, net]), cost, forward)
+
+
+class _OnDrawnWeights(NamedTuple):
+    """A loss whose forward and backward pass are both on the weights that IVON draws for as long as it is asked to."""
+
+    optimiser: Any
+    loss: Callable[[], Tensor]
+
+    def backward(self) -> None:
+        """Draw, both passes, and put the means back."""
+        with self.optimiser.sampled_params(train=True):
+            self.loss().backward()
+
+
+def _ivon(task: Task) -> Trainee:
+    """An optimiser: the network stays as it is, and its gradients at drawn weights give means and variances."""
+    net = task.net()
+    optimiser: Any = importlib.import_module("ivon").IVON(net.parameters(), lr=1e-5, ess=N)
+
+    def cost(x: Tensor, y: Tensor) -> _OnDrawnWeights:
+        return _OnDrawnWeights(optimiser, lambda: task.loss(net(x), y))
+
+    def forward(x: Tensor) -> Tensor:
+        with optimiser.sampled_params():
+            outputs: Tensor = net(x)
+        return outputs
+
+    return Trainee(net, cost, forward, optimiser)
 
 
 PEERS = (
@@ -113,8 +172,8 @@ PEERS = (
         "bayesian-torch",
         ("bayesian_torch.layers",),
         (
-            Contender("bayesian-torch", "Gaussian, closed", _bayesian_torch("LinearReparameterization")),
-            Contender("bayesian-torch flipout", "Gaussian, closed", _bayesian_torch("LinearFlipout")),
+            Contender("bayesian-torch", "Gaussian, closed", partial(_bayesian_torch, "Reparameterization")),
+            Contender("bayesian-torch flipout", "Gaussian, closed", partial(_bayesian_torch, "Flipout")),
         ),
     ),
     Peer(
@@ -127,4 +186,5 @@ PEERS = (
         ("pyro", "pyro.infer.autoguide"),
         (Contender("Pyro AutoNormal", "Gaussian, sampled", _pyro),),
     ),
+    Peer("ivon-opt", ("ivon",), (Contender("IVON", "Gaussian, an optimiser", _ivon),)),
 )

@@ -40,27 +40,38 @@ class Run:
 class Row:
     """One contender on one task.
 
-    ``milliseconds`` is the median and ``quartiles`` bound the middle half. A ratio is one of medians. ``memory`` is the
-    peak above the parameters and gradients, in units of all weights of the network, activations included;
-    ``memory_activations`` is that of a plain step, which is activations alone.
+    ``milliseconds`` is the median and ``quartiles`` bound the middle half; a row that was left out has none, and its
+    ``note`` says why. A ratio is one of medians; ``ratio`` is that to the row named ``against``. ``memory`` is the peak
+    above what is there between two steps, in units of all weights of the network, activations included;
+    ``memory_activations`` is that of a plain step, which is activations alone. ``megabytes`` is the peak of a whole
+    process above an idle one. ``limit`` is the least that this machine could take, in milliseconds, at ``gigaflops`` of
+    matrix products and ``gigabytes`` of memory a second. Rows with an ``axis`` are points of a curve over that field.
     """
 
     run: Run
     name: str
     note: str
     network: str
-    units: int
+    units: int | None
     batch: int
-    milliseconds: float
-    quartiles: tuple[float, float]
+    milliseconds: float | None = None
+    quartiles: tuple[float, float] | None = None
     ratio_sgd: float | None = None
     ratio_dropout: float | None = None
     ratio_passes: float | None = None
     ratio_bayesbackprop: float | None = None
+    ratio: float | None = None
+    against: str | None = None
+    table: str | None = None
+    axis: str | None = None
     images: int | None = None
     draws: int | None = None
     memory: float | None = None
     memory_activations: float | None = None
+    megabytes: float | None = None
+    limit: float | None = None
+    gigaflops: float | None = None
+    gigabytes: float | None = None
 
 
 def this_run(
@@ -110,14 +121,15 @@ def read_json(path: Path) -> list[Row]:
     except (ValueError, TypeError, KeyError, AttributeError):
         rows = []
     if not rows:
-        constraint = "one that `bbb bench step|small|predict --json` wrote"
+        constraint = f"one that `bbb bench {'|'.join(_SECTIONS)} --json` wrote"
         raise invalid("file", "bbb bench report", constraint, Described(path.name))
     return rows
 
 
 def _row(entry: dict[str, Any]) -> Row:
     shared = {field.name: entry.pop(field.name) for field in fields(Run)}
-    return Row(run=Run(**shared), quartiles=tuple(entry.pop("quartiles")), **entry)
+    quartiles = entry.pop("quartiles")
+    return Row(run=Run(**shared), quartiles=None if quartiles is None else tuple(quartiles), **entry)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -145,18 +157,41 @@ COLUMNS = (
     Column("what", lambda row: row.name, numbers=False),
     Column("how", lambda row: row.note, numbers=False),
     Column("ms", lambda row: figure(row.milliseconds)),
-    Column("middle half", lambda row: " to ".join(figure(value) or "" for value in row.quartiles)),
+    Column("middle half", lambda row: row.quartiles and " to ".join(figure(value) or "" for value in row.quartiles)),
     Column("of SGD", lambda row: figure(row.ratio_sgd)),
     Column("of dropout", lambda row: figure(row.ratio_dropout)),
     Column("of passes", lambda row: figure(row.ratio_passes)),
     Column("of ours", lambda row: figure(row.ratio_bayesbackprop)),
+    Column("ratio", lambda row: figure(row.ratio)),
+    Column("to", lambda row: row.against, numbers=False),
+    Column("limit, ms", lambda row: figure(row.limit)),
     Column("memory", lambda row: figure(row.memory)),
+    Column("peak, MB", lambda row: figure(row.megabytes)),
 )
 
 _MEMORY = (
-    "Memory: the peak of a step above the parameters and their gradients (mu and rho, or plain weights), where 1 is a "
-    "tensor as large as all weights. Activations count: a plain step's row is nothing else."
+    "Memory: the peak of a step above the parameters (mu and rho, or plain weights), their gradients and the state of "
+    "the optimiser, where 1 is a tensor as large as all weights. A plain step has activations there, and what its "
+    "optimiser needs for a moment."
 )
+_MEGABYTES = "Peak: the most memory of a process at a time, above that of one that has only imported the library."
+
+
+def _limits(rows: Sequence[Row]) -> str:
+    """What the limits were computed from."""
+
+    def extent(values: list[float]) -> str:
+        lowest, highest = (figure(value) for value in (min(values), max(values)))
+        return f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
+
+    products = extent([row.gigaflops for row in rows if row.gigaflops is not None])
+    moved = extent([row.gigabytes for row in rows if row.gigabytes is not None])
+    return (
+        "Limit: the least that this machine could take, the larger of two times. One is that of the operations of the "
+        "matrix products, the other that of the bytes of weights, gradients and activations that must be read and "
+        f"written. The rates are the highest that were measured beside the points: {products} GFLOP/s in a matrix "
+        f"product, and {moved} GB/s in sums of vectors as large as the parameters and gradients."
+    )
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
@@ -164,13 +199,16 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     return [column for column in COLUMNS if any(column.cell(row) is not None for row in rows)]
 
 
-def _by_task(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """The rows of each task, under its title."""
+def by_table(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of each table, under its title."""
 
     def title(row: Row) -> str:
+        if row.table is not None:
+            return row.table
         if row.images is None:
             return f"{row.network}, batch {row.batch}"
-        return f"{row.network}, {row.draws} draws for {row.images} image{'s' if row.images > 1 else ''}"
+        inputs = "image" if row.units else "input"
+        return f"{row.network}, {row.draws} draws for {row.images} {inputs}{'s' if row.images > 1 else ''}"
 
     for name, group in groupby(rows, key=title):
         yield name, list(group)
@@ -178,9 +216,9 @@ def _by_task(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 def terminal(rows: Sequence[Row]) -> rich.console.Group:
     """For the terminal: a table for each task, and how they came about."""
-    columns = _columns(rows)
     tables: list[rich.table.Table] = []
-    for title, group in _by_task(rows):
+    for title, group in by_table(rows):
+        columns = _columns(group)
         table = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD)
         for column in columns:
             table.add_column(column.title, justify="right" if column.numbers else "left", no_wrap=column.numbers)
@@ -191,31 +229,71 @@ def terminal(rows: Sequence[Row]) -> rich.console.Group:
     return rich.console.Group(*tables, *_about(rows))
 
 
-_TITLES = {
-    "step": "A training step",
-    "small": "A training step of a small network",
-    "predict": "A prediction",
+class Section(NamedTuple):
+    """A section of the page: its title, and what was compared."""
+
+    title: str
+    text: str = ""
+
+
+_SECTIONS = {
+    "step": Section("A training step"),
+    "small": Section("A training step of a small network"),
+    "predict": Section("A prediction"),
+    "paths": Section(
+        "Every path of a training step",
+        "The same network by each optimiser, prior, estimator and way to run it. Where the optimiser is not said it is "
+        "Adam. Four draws are divided by four single steps. Two ranks are two processes of one thread each, under "
+        "DistributedDataParallel over gloo. The deep networks show what many small tensors cost: the step, its "
+        "gradients alone, and the update by torch's foreach Adam alone, which has twice the tensors in ours.",
+    ),
+    "networks": Section(
+        "Other networks",
+        "Each step is with Adam. LeNet-5 has images of 28x28, ResNet-20 of 32x32 in three colours. The transformer has "
+        "two of torch's encoder layers, and the LSTM is torch's. The column *how* says what share of the weights has "
+        "no rule for flipout or local and is drawn as for shared. Of the other libraries, Pyro and IVON take torch's "
+        "own layers; the LSTM of bayesian-torch draws new weights at every step of the series.",
+    ),
+    "size": Section(
+        "A large network",
+        "Fifty million weights. Each figure is of a fresh process. A first step is on a batch of 128, with SGD. Files "
+        "are written to and read from a temporary folder: ours by `save` and `load`, the plain ones by `torch.save` "
+        "and `torch.load`.",
+    ),
+    "growth": Section(
+        "How the cost grows",
+        "A training step with SGD over the width and the batch, and a prediction for one image over the draws.",
+    ),
 }
 
 
-def page(runs: Iterable[Sequence[Row]]) -> str:
-    """The page of the documentation: Markdown, made from the files of some runs."""
+class Picture(NamedTuple):
+    """A picture of the page: what it shows, and its file as the page names it."""
+
+    caption: str
+    file: str
+
+
+def page(runs: Iterable[tuple[Sequence[Row], Sequence[Picture]]]) -> str:
+    """The page of the documentation: Markdown, made from the rows of some runs and pictures of them."""
     parts = [
         "# Benchmarks",
         "Written by `bbb bench report` from the files in `results/bench`; `make bench` measures anew, "
         "`make bench-peers` with other libraries. All rows of a table come from one run, interleaved. Ratios are of "
         "medians; half of the times lie within the middle half. A step is `zero_grad`, the cost of one draw, "
-        "`backward` and `torch.optim.SGD`. Each library has its own prior and cost, in the column *how*; the paper's "
-        "are a scale mixture and the sampled cost.",
+        "`backward` and the optimiser, which is `torch.optim.SGD` where nothing else is said. Each library has its own "
+        "prior and cost, in the column *how*; the paper's are a scale mixture and the sampled cost.",
     ]
-    return "\n\n".join([*parts, *map(_section, runs)]) + "\n"
+    return "\n\n".join([*parts, *(_section(rows, pictures) for rows, pictures in runs)]) + "\n"
 
 
-def _section(rows: Sequence[Row]) -> str:
-    columns = _columns(rows)
-    head = [[column.title for column in columns], ["--:" if column.numbers else "---" for column in columns]]
-    parts = [f"## {_TITLES[rows[0].run.what]}", f"`{rows[0].run.command}`", *_about(rows)]
-    for title, group in _by_task(rows):
+def _section(rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
+    section = _SECTIONS[rows[0].run.what]
+    parts = [f"## {section.title}", *filter(None, [section.text]), f"`{rows[0].run.command}`", *_about(rows)]
+    parts += [f"![{picture.caption}]({picture.file})" for picture in pictures]
+    for title, group in by_table(rows):
+        columns = _columns(group)
+        head = [[column.title for column in columns], ["--:" if column.numbers else "---" for column in columns]]
         lines = [*head, *([column.cell(row) or "" for column in columns] for row in group)]
         parts += [f"### {title}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
     return "\n\n".join(parts)
@@ -227,4 +305,7 @@ def _about(rows: Sequence[Row]) -> list[str]:
     threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     lines = [f"{run.date}; {run.machine}; {threads}; medians of {run.rounds} interleaved rounds; {versions}."]
-    return [*lines, _MEMORY] if any(row.memory is not None for row in rows) else lines
+    lines += [_MEMORY] if any(row.memory is not None for row in rows) else []
+    lines += [_MEGABYTES] if any(row.megabytes is not None for row in rows) else []
+    lines += [_limits(rows)] if any(row.limit is not None for row in rows) else []
+    return lines

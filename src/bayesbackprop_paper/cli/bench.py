@@ -16,8 +16,14 @@ import rich.table
 import torch
 import typer
 
+from bayesbackprop._errors import invalid
 from bayesbackprop._files import write_atomically
-from bayesbackprop_paper.bench import bandits, cases
+from bayesbackprop_paper.bench import bandits, cases, pictures
+from bayesbackprop_paper.bench import growth as growth_case
+from bayesbackprop_paper.bench import networks as networks_case
+from bayesbackprop_paper.bench import paths as paths_case
+from bayesbackprop_paper.bench import size as size_case
+from bayesbackprop_paper.bench.measuring import Config
 from bayesbackprop_paper.bench.peers import PEERS
 from bayesbackprop_paper.bench.report import Row, page, read_json, terminal, this_run, write_json
 
@@ -60,6 +66,9 @@ Seed = Annotated[int, typer.Option(min=0, help="Of data, weights and order.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of torch.")]
 Device = Annotated[str, typer.Option(callback=_present, help="Where to measure: cpu, cuda or cuda:N.")]
 Optimiser = Annotated[bool, typer.Option(help="Whether a step includes that of torch.optim.SGD.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Tiny networks, to see that all of it works; no figures to quote.")
+]
 
 
 @app.command()
@@ -125,6 +134,76 @@ def predict(
 
 
 @app.command()
+def paths(
+    peers: Peers = False,
+    json: Json = None,
+    rounds: Rounds = 40,
+    seed: Seed = 0,
+    threads: Threads = 2,
+    quick: Quick = False,
+) -> None:
+    """A step by every path: optimisers, priors, estimators, draws, compiled, two ranks, small and deep networks.
+
+    Example: `bbb bench paths --peers --json paths.json`
+    """
+    with _measuring("paths", peers, rounds, seed, threads, "--quick" if quick else "") as config:
+        rows = paths_case.paths(config, paths_case.QUICK if quick else paths_case.Sizes())
+    _show(rows, json)
+
+
+@app.command()
+def networks(
+    peers: Peers = False,
+    json: Json = None,
+    rounds: Rounds = 20,
+    seed: Seed = 0,
+    threads: Threads = 2,
+    quick: Quick = False,
+) -> None:
+    """LeNet-5, ResNet-20, a transformer and an LSTM: a step by each estimator, and 20 draws for 32 inputs.
+
+    Example: `bbb bench networks --peers`
+    """
+    with _measuring("networks", peers, rounds, seed, threads, "--quick" if quick else "") as config:
+        rows = networks_case.networks(config, networks_case.QUICK if quick else networks_case.Sizes())
+    _show(rows, json)
+
+
+@app.command()
+def size(
+    json: Json = None,
+    rounds: Rounds = 3,
+    seed: Seed = 0,
+    threads: Threads = 2,
+    quick: Quick = False,
+) -> None:
+    """Fifty million weights: time and peak memory to make, train, save and load them, each in a fresh process.
+
+    Example: `bbb bench size --rounds 5`
+    """
+    with _measuring("size", False, rounds, seed, threads, "--quick" if quick else "") as config:
+        rows = size_case.size(config, size_case.QUICK if quick else size_case.Sizes())
+    _show(rows, json)
+
+
+@app.command()
+def growth(
+    json: Json = None,
+    rounds: Rounds = 20,
+    seed: Seed = 0,
+    threads: Threads = 2,
+    quick: Quick = False,
+) -> None:
+    """How the cost of a step grows with width and batch, and of a prediction with draws, beside the machine's limit.
+
+    Example: `bbb bench growth --json growth.json`
+    """
+    with _measuring("growth", False, rounds, seed, threads, "--quick" if quick else "") as config:
+        rows = growth_case.growth(config, growth_case.QUICK if quick else growth_case.Sizes())
+    _show(rows, json)
+
+
+@app.command()
 def bandit(
     peers: Peers = False,
     json: Json = None,
@@ -162,17 +241,29 @@ def report(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="What --json wrote.")],
     out: Annotated[Path, typer.Option(dir_okay=False, help="The Markdown page to write.")],
 ) -> None:
-    """Write a page of the documentation from measured files.
+    """Write a page of the documentation from measured files, and its pictures into a folder of the same name.
 
     Example: `bbb bench report results/bench/step.json --out docs/benchmarks.md`
     """
-    write_atomically(out, page([read_json(file) for file in files]).encode())
+    names = [file.stem for file in files]
+    if len(set(names)) < len(names):
+        raise invalid("files", "bbb bench report", "files of different names, which their pictures have", names)
+    runs = dict(zip(names, map(read_json, files), strict=True))
+    drawn = {name: pictures.draw(rows, out.with_suffix(""), name) for name, rows in runs.items()}
+    write_atomically(out, page((rows, drawn[name]) for name, rows in runs.items()).encode())
 
 
 @contextmanager
 def _measuring(
-    what: str, with_peers: bool, rounds: int, seed: int, threads: int, options: str, device: str, optimiser: bool = True
-) -> Iterator[cases.Config]:
+    what: str,
+    with_peers: bool,
+    rounds: int,
+    seed: int,
+    threads: int,
+    options: str,
+    device: str = "cpu",
+    optimiser: bool = True,
+) -> Iterator[Config]:
     """What a measurement needs; on a terminal its progress is shown meanwhile."""
     if with_peers and device != "cpu":
         raise typer.BadParameter(f"--peers and --device {device} exclude each other: peers are measured on the CPU.")
@@ -193,7 +284,7 @@ def _measuring(
         def track(rounds: Iterable[int], title: str) -> Iterable[int]:
             return progress.track(rounds, description=title)
 
-        yield cases.Config(run, contenders, optimiser, track, where)
+        yield Config(run, contenders, optimiser, track, where)
 
 
 def _say_missing(console: rich.console.Console, distribution: str) -> None:

@@ -1,9 +1,11 @@
 """Diagrams of evaluations."""
 
 import io
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
+from bayesbackprop import _page
 from bayesbackprop._errors import invalid
 from bayesbackprop._files import write_atomically
 from bayesbackprop.evaluation import Calibration
@@ -30,17 +32,14 @@ def reliability(calibrations: Mapping[str, Calibration], path: Path) -> None:
         raise RuntimeError('Diagrams need matplotlib: pip install "bayesbackprop[paper]"') from error
     figure = Figure(figsize=(6, 6.5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    upper.plot((0, 1), (0, 1), color="grey", linewidth=1, linestyle=":")
-    for name, calibration in calibrations.items():
-        held = calibration.examples > 0
-        label = f"{name}, ECE {100 * calibration.ece:.2f} %"
-        points = calibration.confidence[held].tolist(), calibration.accuracy[held].tolist()
-        upper.plot(*points, marker="o", markersize=4, linewidth=1, label=label)
-        bins = len(held)
+    labels = {name: f"{name}, ECE {100 * calibration.ece:.2f} %" for name, calibration in calibrations.items()}
+    _page.reliability(upper, {labels[name]: calibration for name, calibration in calibrations.items()})
+    for calibration, colour in zip(calibrations.values(), itertools.cycle(_page.COLOURS), strict=False):
+        bins = len(calibration.examples)
         edges = [number / bins for number in range(bins + 1)]
         shares = (calibration.examples / calibration.examples.sum()).tolist()
-        lower.stairs(shares, edges)
-    upper.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+        lower.stairs(shares, edges, color=colour)
+    upper.set(xlabel="")
     figure.legend(loc="outside upper center", fontsize="x-small")  # where it hides nothing
     lower.set(xlabel="confidence", ylabel="share of examples", yscale="log")
     with matplotlib.rc_context({"svg.hashsalt": "bayesbackprop"}):  # so that the same figure is the same file

@@ -247,13 +247,15 @@ def panels(x: str, y: str, rows: int, columns: int) -> tuple[Any, Any]:
     return figure, every
 
 
-def finish(figure: Any, shown: Any, path: Path, line: str = "", **legend: Any) -> str:
-    """Write a figure as PNG and SVG, with the legend of what is ``shown``, axes or all; gives ``line`` back."""
+def finish(
+    figure: Any, shown: Any, path: Path, line: str = "", *, suffixes: Sequence[str] = ("png", "svg"), **legend: Any
+) -> str:
+    """Write a figure, with the legend of what is ``shown``, axes or all; gives ``line`` back."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
     shown.legend(frameon=False, fontsize="small", **legend)
-    for suffix in ("png", "svg"):
+    for suffix in suffixes:
         image = io.BytesIO()
         # No dates, and names that are not random: the same numbers give the same file.
         with mpl.rc_context({"svg.hashsalt": "bayesbackprop"}):

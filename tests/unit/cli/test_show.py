@@ -127,6 +127,23 @@ def test_a_pruned_network_and_its_noise(tmp_path: Path) -> None:
     assert "likelihood Gaussian(noise=0.5)" in show(tmp_path / "model.safetensors")
 
 
+def test_likelihoods_are_shown_as_they_are_called(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+    heads = {
+        "price": bbb.StudentT(0.25, 3),
+        "kind": bbb.Categorical(weight=[1, 1 / 3]),
+        "both": bbb.Joint([bbb.Poisson()]),
+    }
+    bbb.save(bbb.Bayesian(Two(), bbb.Joint(heads)), tmp_path / "model")
+    price, kind = "price: StudentT(scale=0.25, df=3)", "kind: Categorical(weight=[1, 0.3333])"
+    shown = f"likelihood Joint(heads={{{price}, {kind}, both: Joint(heads=[Poisson()])}})"
+    assert shown in " ".join(show(tmp_path / "model").split())
+
+
 def test_names_in_a_file_are_text(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     write_checkpoint(path, {}, {"[red]name[/red]": "[/]value"})

@@ -46,6 +46,8 @@ def main() -> None:
     draw_and_backward((kernels.NORMAL, 0.3, 0.0, 0.0), torch.bfloat16, centred=True, step=torch.tensor(1))
     draw_and_backward((kernels.MIXTURE, 0.25, 1.0, 0.1), torch.float64, centred=True, step=torch.tensor(1))
     draw_and_backward((kernels.LAPLACE, 0.2, 0.0, 0.0), torch.float32, centred=False, step=1)
+    draw_and_backward((kernels.NORMAL_KL, 0.3, 0.0, 0.0), torch.float32, centred=True, step=1)
+    draw_and_backward((kernels.LAPLACE_KL, 0.2, 0.0, 0.0), torch.float64, centred=True, step=1)
 
 
 if __name__ == "__main__":

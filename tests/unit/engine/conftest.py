@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from bayesbackprop._engine.mlp import FullyConnected
 
@@ -12,9 +11,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     run = FullyConnected.run
 
-    def spy(self: FullyConnected, ws: Any, x: Tensor) -> list[Tensor]:
-        sizes.append(len(x))
-        return run(self, ws, x)
+    def spy(self: FullyConnected, *args: Any) -> Any:
+        sizes.append(len(args[0]))
+        return run(self, *args)
 
     monkeypatch.setattr(FullyConnected, "run", spy)
     return sizes

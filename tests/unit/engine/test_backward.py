@@ -87,6 +87,58 @@ def test_complexity_and_gradients(prior: Prior, centred: bool, constants: str, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("prior", [Normal(0.3), Laplace(0.2)], ids=repr)
+def test_the_closed_form_in_double_precision(prior: Prior, centred: bool, dtype: torch.dtype) -> None:
+    """KL[q || P] and its gradients, of means between nothing and twenty sigma from the centre."""
+    n = 8193
+    parameters = parameters_of(n, prior, dtype, centred=centred).in_closed_form()
+    assert parameters is not None
+    q, centre = parameters.each[0].q, parameters.each[0].centre
+    with torch.no_grad():
+        away = torch.linspace(-4, 1.3, n, dtype=torch.float64).mul_(math.log(10)).exp() * q.sigma.double()
+        away[::2] *= -1
+        q.mu.copy_(away + (0 if centre is None else centre))
+    (w,), cost = cpu.draw(parameters, KEY)
+    at = torch.zeros_like(w).double() if centre is None else centre.double()
+    given = torch.zeros_like(w)
+    (to_mu,), (to_rho,) = cpu.backward(parameters, [w], [given], 1.0, to_mu=[torch.empty_like(w)])
+
+    m, r = (tensor.detach().double().requires_grad_() for tensor in q)
+    posterior = distributions.Normal(m, torch.nn.functional.softplus(r, threshold=100))
+    if isinstance(prior, Normal):
+        kl = distributions.kl_divergence(posterior, distributions.Normal(at, prior.sigma + ZERO))
+    else:
+        assert isinstance(prior, Laplace)
+        kl = distributions.kl_divergence(posterior, distributions.Laplace(at, prior.scale + ZERO))
+    by_mu, by_rho = torch.autograd.grad(kl.sum(), (m, r))
+    rounding = 1e-14 if dtype == torch.float64 else 1e-6
+    assert cost == pytest.approx(kl.sum().item(), rel=0, abs=rounding * (n + kl.abs().sum().item()))
+    torch.testing.assert_close(to_mu.double(), by_mu, rtol=rounding, atol=0)
+    # By rho it is that of the prior less that of the entropy, each exact in proportion to itself.
+    of_entropy = r.detach().sigmoid() / posterior.stddev.detach()
+    assert bool(((to_rho - by_rho).abs() <= rounding * (by_rho.abs() + 2 * of_entropy)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mu", [0.0, 1e-30, 3.0, -1e20])
+def test_the_closed_form_of_a_laplace_prior_where_sigma_vanishes(mu: float, dtype: torch.dtype) -> None:
+    """E|w| becomes |mu|, its slope the sign of mu, and nothing is NaN; of the entropy rho is left."""
+    parameters = parameters_of(40, Laplace(0.2), dtype).in_closed_form()
+    assert parameters is not None
+    with torch.no_grad():
+        parameters.mus[0].fill_(mu)
+        parameters.rhos[0].fill_(-1000.0)
+    (w,), cost = cpu.draw(parameters, KEY)
+    (to_mu,), (to_rho,) = cpu.backward(parameters, [w], [torch.zeros_like(w)], 1.0, to_mu=[torch.empty_like(w)])
+    each = 1000 - 0.5 * math.log(2 * math.pi * math.e) + abs(mu) / 0.2 + math.log(0.4)
+    assert cost == pytest.approx(40 * each, rel=1e-6)
+    sign = 0.0 if mu == 0 else math.copysign(1, mu)
+    torch.testing.assert_close(to_mu, torch.full_like(w, sign / 0.2))
+    torch.testing.assert_close(to_rho, torch.full_like(w, -1.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_far_rhos(dtype: torch.dtype) -> None:
     """Whether sigma is 1e-20 or 100: complexity and gradients as in closed form, at mu = 0."""
     parameters = parameters_of(7, Normal(0.5), dtype)

@@ -21,11 +21,12 @@ ESTIMATORS: dict[str, Any] = {
     "local": "local",
     "one of each": {"0.*": "local", "2.*": "flipout", "4.*": "shared"},
 }
-COSTS: dict[str, tuple[Prior, str]] = {
+COSTS: dict[str, tuple[Prior | dict[str, Prior], str]] = {
     "mixture, sampled": (ScaleMixture(0.25, 1.0, 0.1), "sampled"),
     "normal, sampled": (Normal(0.5), "sampled"),
     "normal, closed": (Normal(0.5), "closed"),
     "laplace, closed": (Laplace(0.5), "closed"),
+    "both, closed": ({"*.bias": Normal(0.5), "*": Laplace(0.2)}, "closed"),
 }
 
 

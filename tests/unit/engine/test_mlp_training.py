@@ -294,7 +294,8 @@ def test_a_draw_keeps_the_weights_it_has_shown(layers: tuple[int, ...]) -> None:
 
 CAUCHY_PRIOR = LogDensity(lambda w: -torch.log1p(w.square()), name="Cauchy")
 PRIORS: list[Any] = [Normal(0.3), Laplace(0.2), ScaleMixture(0.25, 1.0, 0.1)]
-STEPS = 100
+# After so many the two ways differ by 4e-7 in float32 and 2e-15 in float64; after 100 by 30 times as much.
+STEPS = 30
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -316,8 +317,8 @@ def test_many_steps(prior: Any, estimator: str, dtype: torch.dtype) -> None:
                 free_energy(x, y).backward()
                 optimiser.step()
         ends.append({name: value.detach() for name, value in model.named_parameters()})
-    tolerance = {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 2e-3, "atol": 2e-3}
-    torch.testing.assert_close(*ends, **tolerance)
+    tolerance = 1e-11 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(*ends, rtol=tolerance, atol=tolerance)
     assert any(not torch.allclose(ends[0][f"net.{name}"], value) for name, value in start.named_parameters())
 
 
@@ -343,7 +344,7 @@ def test_many_steps_with_a_centre_and_constant_weights(prior: Prior) -> None:
                 optimiser.step()
                 costs.append(torch.stack([*cost]).detach())
         ends.append({name: value.detach() for name, value in model.named_parameters()} | {"costs": torch.stack(costs)})
-    torch.testing.assert_close(*ends, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-10)
     for name, value in start.named_parameters():
         same = ends[0][f"net.{name}"] == value
         assert bool(same.view(-1)[::4].all())

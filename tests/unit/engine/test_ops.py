@@ -1,5 +1,6 @@
 """The operators of torch: their rules, and that eager, vectorised, compiled and exported code has the same numbers."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +120,32 @@ def test_a_prior_that_only_python_knows_is_added() -> None:
         (w,), cost = context_draw(parameters, KEY)
         results.append([w, cost, *torch.autograd.grad(w.square().sum() + cost, parameters.mus + parameters.rhos)])
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.identities
+def test_operators_use_their_memory_again_and_give_it_back_with_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is handed tensors alone: what it may keep is found by them, and keeps none of them."""
+    monkeypatch.setattr(ops.cpu, "_LARGE", 0)
+    before = len(ops._caches)
+    first, second = (parameters_of(65, prior, torch.float64) for prior in (Normal(0.3), Laplace(0.2)))
+    places: list[set[int]] = [set(), set()]
+    for _ in range(5):
+        for parameters, used in zip((first, second), places, strict=True):
+            ws, cost = by_operator(parameters, KEY)
+            gradients = torch.autograd.grad(ws[0].sum() + cost, parameters.mus + parameters.rhos)
+            used |= {tensor.data_ptr() for tensor in (*ws, *gradients)}
+            del ws, cost, gradients
+    assert [len(used) for used in places] == [3, 3]
+    assert not places[0] & places[1]
+    assert len(ops._caches) == before + 2
+    kept = by_operator(first, KEY)[0]
+    values = kept[0].detach().clone()
+    other = by_operator(first, KEY._replace(draw=1))[0]
+    assert torch.equal(kept[0], values)  # held: not to be used again
+    assert not torch.equal(other[0], values)
+    del first, second, parameters, kept, other
+    gc.collect()
+    assert len(ops._caches) == before
 
 
 def test_the_kernels_are_not_differentiated_twice() -> None:

@@ -1,8 +1,10 @@
 """The kernels in C under the compiler's sanitizers, and the same numbers from every instruction set."""
 
+import functools
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,9 @@ from kernel_builds import INSTRUCTION_SETS, SANITIZERS, SOURCES, build, runs_her
 from repository import ROOT
 
 pytestmark = pytest.mark.equivalence
+
+# Results that are not of the size of 1.
+GRADIENTS = ("draw", "backward", "redraw", "again", "last")
 
 EDGES = ROOT / "tests/kernel_edges.py"
 
@@ -27,27 +32,39 @@ cpu.variance(kernel_edges.table(cpu, [given | {"n": 34}]), 1, 0, 0, 0, 0.0)
 """
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return sanitizer_environment(tmp_path_factory.mktemp("sanitizers"))
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Builds the kernels with sanitizers for an instruction set, once."""
+    folder = tmp_path_factory.mktemp("builds")
+    return functools.cache(lambda name: build(folder / f"{name}.so", *SANITIZERS, *INSTRUCTION_SETS[name][0]))
+
+
 def execute(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command], env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
     )
 
 
-def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_same(tmp_path: Path) -> None:
+def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_same(
+    environment: dict[str, str], sanitized: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Each set alone. The random words are the same bits; what is computed from them is the same to rounding."""
-    environment = sanitizer_environment(tmp_path)
     found = {}
-    for name, (options, _) in INSTRUCTION_SETS.items():
+    for name in INSTRUCTION_SETS:
         if runs_here(name):
-            module = build(tmp_path / f"{name}.so", *SANITIZERS, *options)
-            done = execute([str(EDGES), str(module), str(tmp_path / f"{name}.npz")], environment)
+            done = execute([str(EDGES), str(sanitized(name)), str(tmp_path / f"{name}.npz")], environment)
             assert done.returncode == 0, f"{name}: {done.stderr}"
             found[name] = dict(np.load(tmp_path / f"{name}.npz"))
-    wrong = execute(["-c", WRONG, str(EDGES.parent), str(tmp_path / "plain.so")], environment)
+    wrong = execute(["-c", WRONG, str(EDGES.parent), str(sanitized("plain"))], environment)
     assert "AddressSanitizer: heap-buffer-overflow" in wrong.stderr, "the sanitizers see nothing"
     plain = found.pop("plain")
-    forms = len(kernel_edges.TYPES) * len(kernel_edges.PRIORS) * len(kernel_edges.FORMS)
-    assert len(plain) == forms * (len(kernel_edges.SIZES) + 1) * 6
+    sizes = sum(len(kernel_edges.sizes_of(kind)) + 1 for kind in kernel_edges.PRIORS)
+    assert len(plain) == len(kernel_edges.TYPES) * len(kernel_edges.FORMS) * sizes * 11
     for name, results in found.items():
         assert results.keys() == plain.keys()
         for case, expected in plain.items():
@@ -57,19 +74,20 @@ def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_sa
             else:
                 # One bit of a word would change a float64 by 1e-10.
                 accuracy = 1e-12 if wide else 5e-4
-                scale = 1 + np.abs(expected).max(initial=0) if kernel in ("draw", "backward") else 1
+                scale = 1 + np.abs(expected).max(initial=0) if kernel in GRADIENTS else 1
                 np.testing.assert_allclose(
                     results[case], expected, accuracy, accuracy * scale, err_msg=f"{name}, {case}"
                 )
 
 
-def test_the_sanitized_kernels_pass_the_tests_of_the_kernels(tmp_path: Path) -> None:
+def test_the_sanitized_kernels_pass_the_tests_of_the_kernels(
+    environment: dict[str, str], sanitized: Callable[[str], Path], tmp_path: Path
+) -> None:
     """A copy of the package with the sanitized extension in place of the installed one."""
-    environment = sanitizer_environment(tmp_path)
     package = tmp_path / "src/bayesbackprop"
     shutil.copytree(SOURCES.parent, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     name = next(name for name in reversed(INSTRUCTION_SETS) if runs_here(name))
-    module = build(package / "_engine/_cpu.abi3.so", *SANITIZERS, *INSTRUCTION_SETS[name][0])
+    module = shutil.copy(sanitized(name), package / "_engine/_cpu.abi3.so")
     program = (
         "import sys, pytest; from bayesbackprop._engine import cpu; print(cpu._cpu.__file__); sys.exit(pytest.main())"
     )

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import digits
+import processes
 from bayesbackprop_paper import data
+from bayesbackprop_paper.bench import apart
 from bayesbackprop_paper.data import DATA_SETS, DataSet, fetching
 from bayesbackprop_paper.data.sources import File, Member
 from bayesbackprop_paper.experiments import table1
@@ -39,6 +41,12 @@ def _threads() -> Any:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server forks the processes of all tests; benchmarks that start it first leave out nothing for the others."""
+    monkeypatch.setattr(apart, "IMPORTED", [*processes.IMPORTED, *apart.IMPORTED])
 
 
 @pytest.fixture

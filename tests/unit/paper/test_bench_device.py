@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from bayesbackprop._cli import app
 from bayesbackprop_paper import timing
 from bayesbackprop_paper.bench import memory
-from bayesbackprop_paper.bench.contenders import Task
+from bayesbackprop_paper.bench.contenders import fully_connected
 
 pytestmark = pytest.mark.identities
 
@@ -134,8 +134,8 @@ def test_memory_of_a_gpu_is_the_peak_of_the_steps_above_what_was_there(monkeypat
 
 
 def test_data_and_network_of_a_task_are_on_its_device() -> None:
-    task = Task((4, 3, 2), torch.device("meta"))
-    tensors = [*task.data(5), *task.layers().parameters()]
+    task = fully_connected((4, 3, 2), torch.device("meta"))
+    tensors = [*task.data(5), *task.net().parameters()]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 

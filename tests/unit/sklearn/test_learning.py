@@ -45,18 +45,21 @@ def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None], monke
 @pytest.mark.learning
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_default_classifier_scores_as_the_checks_ask(classes: int) -> None:
-    """As all checks pass with the defaults; this is what depends on how much is learnt, on the data of the check."""
+    """As all checks pass with the defaults; this is what depends on how much is learnt, on the data of the check.
+
+    It is fitted to a fifth of them, which is quicker and harder.
+    """
     x, y = shuffle(*make_blobs(300, random_state=0), random_state=7)
     x = StandardScaler().fit_transform(x)
     x, y = x[y < classes], y[y < classes]
-    assert BayesianMLPClassifier(random_state=0).fit(x, y).score(x, y) > 0.83
+    assert BayesianMLPClassifier(random_state=0).fit(x[:64], y[:64]).score(x, y) > 0.83
 
 
 @pytest.mark.learning
 def test_the_default_regressor_scores_as_the_checks_ask() -> None:
     x, y = make_regression(200, 10, n_informative=1, bias=5.0, noise=20, random_state=42)
     x, y = StandardScaler().fit_transform(x), scale(y)
-    assert BayesianMLPRegressor(random_state=0).fit(x, y).score(x, y) > 0.5
+    assert BayesianMLPRegressor(random_state=0).fit(x[:64], y[:64]).score(x, y) > 0.5
 
 
 # --- learning --------------------------------------------------------------------------------------------------------

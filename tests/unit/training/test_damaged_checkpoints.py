@@ -47,10 +47,14 @@ class Count(Callback):
 class Tries:
     """What a run consists of."""
 
-    def __init__(self, amsgrad: bool = False) -> None:
+    def __init__(self, amsgrad: bool = False, ours: bool = False) -> None:
         net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.model = bbb.Bayesian(net, bbb.Gaussian(0.5), seed=0)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=0.01, fused=True, amsgrad=amsgrad)
+        self.optimiser: torch.optim.Optimizer = (
+            bbb.Adam(self.model.parameters(), lr=0.01, fused=True)
+            if ours
+            else torch.optim.Adam(self.model.parameters(), lr=0.01, fused=True, amsgrad=amsgrad)
+        )
         warm = torch.optim.lr_scheduler.LinearLR(self.optimiser, 0.1, total_iters=3)
         fall = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, 12)
         self.scheduler = torch.optim.lr_scheduler.SequentialLR(self.optimiser, [warm, fall], milestones=[3])
@@ -174,12 +178,13 @@ CHANGES: dict[str, Change] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
-def test_it_is_refused_and_changes_nothing(change: Change, tmp_path: Path) -> None:
+def test_it_is_refused_and_changes_nothing(change: Change, ours: bool, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    Tries().fit(path, epochs=2)
+    Tries(ours=ours).fit(path, epochs=2)
     rewrite(path, lambda header, tensors: change(header["contents"], tensors))
-    damaged, tries = path.read_bytes(), Tries()
+    damaged, tries = path.read_bytes(), Tries(ours=ours)
     before = tries.state()
     with pytest.raises(ValueError, match=REFUSED.format("Checkpoint")):
         tries.fit(path, epochs=3)
@@ -204,6 +209,30 @@ def test_how_an_optimiser_computes_may_change(tmp_path: Path) -> None:
     tries.fit(path, epochs=2)
     assert tries.optimiser.param_groups[0]["fused"] is None
     assert tries.count.steps == 8
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_run_can_go_over_to_the_other_adam(ours: bool, tmp_path: Path) -> None:
+    """As one does that was begun before this Adam was the one that is taken unless another is given."""
+    path, tries = tmp_path / "run", Tries(ours=not ours)
+    torch.manual_seed(1)
+    Tries(ours=ours).fit(path, epochs=1)
+    tries.fit(path, epochs=3)
+    torch.manual_seed(1)
+    never_stopped = Tries()
+    never_stopped.fit(tmp_path / "other", epochs=3)
+    assert tries.count.steps == 12
+    torch.testing.assert_close(tries.model.state_dict(), never_stopped.model.state_dict())
+
+
+def test_another_kind_of_weight_decay_is_another_algorithm(tmp_path: Path) -> None:
+    path, tries = tmp_path / "run", Tries(ours=True)
+    first = Tries()
+    for each in (first, tries):
+        each.optimiser.param_groups[0]["weight_decay"] = 0.1
+    first.fit(path, epochs=1)
+    with pytest.raises(ValueError, match=REFUSED.format("Checkpoint")):
+        tries.fit(path, epochs=2)
 
 
 def test_flags_of_another_version_of_torch_may_be_missing(tmp_path: Path) -> None:

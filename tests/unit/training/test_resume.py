@@ -92,6 +92,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 }
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
+    "our adam": lambda parameters: bbb.Adam(parameters, lr=0.01),
     "amsgrad": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
     "rate in a tensor": lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.01)),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),

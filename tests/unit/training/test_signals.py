@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import bayesbackprop as bbb
-from bayesbackprop import training
+from bayesbackprop import _signals
 from bayesbackprop._files import read_checkpoint
 from bayesbackprop.callbacks import Callback, Checkpoint
 from bayesbackprop.training import (
@@ -113,7 +113,7 @@ def test_in_another_thread_handlers_stay_as_they_are() -> None:
 @pytest.mark.parametrize("first", ENDINGS)
 @pytest.mark.parametrize("second", ENDINGS)
 def test_a_second_signal_ends_it_at_once(first: int, second: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_TOGETHER", 0.0)
+    monkeypatch.setattr(_signals, "_TOGETHER", 0.0)
     send = Send(first, second)
     with pytest.raises(ENDINGS[second]):
         train(send)

@@ -6,6 +6,7 @@ import torch
 from bayesbackprop._engine import cpu as fused
 from bayesbackprop_paper.bench import cases, report
 from bayesbackprop_paper.bench.contenders import OURS, SGD
+from bayesbackprop_paper.bench.measuring import Config
 
 pytestmark = pytest.mark.identities
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.identities
 def moderate() -> dict[str, report.Row]:
     """Of 784-400-400-10."""
     run = report.this_run("step", "bbb bench step", threads=1, rounds=15, seed=0)
-    return {row.name: row for row in cases.step(cases.Config(run), units=[400])}
+    return {row.name: row for row in cases.step(Config(run), units=[400])}
 
 
 def test_a_step_holds_one_tensor_of_weights_more_than_its_parameters_and_gradients(
@@ -31,7 +32,8 @@ def test_a_step_holds_one_tensor_of_weights_more_than_its_parameters_and_gradien
 
 def test_a_measurement_leaves_threads_and_random_numbers_as_they_were() -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    cases.small(cases.Config(report.this_run("small", "", threads=threads + 1, rounds=2, seed=3)))
+    config = Config(report.this_run("predict", "", threads=threads + 1, rounds=2, seed=3))
+    cases.predict(config, units=2, images=[1], draws=2)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -23,6 +23,7 @@ from bayesbackprop_paper.environments import Wheel
 from bayesbackprop_paper.experiments import bandit
 from bayesbackprop_paper.experiments.bandit import Job, Point
 from bayesbackprop_paper.experiments.figures import published
+from processes import FORKED
 
 pytestmark = pytest.mark.identities
 
@@ -124,7 +125,14 @@ def test_a_job_is_a_run_of_each_seed_and_goes_on(tmp_path: Path) -> None:
     assert heard == []
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes begin as copies of one that has imported torch. Without this they import it themselves."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: FORKED)
+
+
 @pytest.mark.equivalence
+@pytest.mark.usefixtures("forked")
 def test_jobs_in_processes_find_what_they_find_in_turn(tmp_path: Path) -> None:
     jobs = [
         Job("wheel-0.5", ("linear",), (0,), 30, 1),
@@ -150,6 +158,7 @@ SLOW = [Job("wheel-0.5", ("uniform",), (seed,), 100_000, 1) for seed in (0, 1)]
 
 
 @pytest.mark.equivalence
+@pytest.mark.usefixtures("forked")
 def test_a_killed_process_ends_all_and_they_go_on(tmp_path: Path) -> None:
     heard: set[str] = set()
 
@@ -168,6 +177,7 @@ def test_a_killed_process_ends_all_and_they_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.equivalence
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("ending", [signal.SIGTERM, ValueError])
 def test_whatever_ends_it_the_processes_leave_checkpoints(ending: Any, tmp_path: Path) -> None:
     steps: dict[str, int] = {}

@@ -1,0 +1,315 @@
+"""Whether a posterior has been learnt: its free energy against trivial ones, its spread, and its distance to the truth.
+
+All of it is at temperature 1, whatever the model was trained at, and on the training set: of held-out data
+:func:`bayesbackprop.evaluate` gives a verdict.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesbackprop._batches import Data, arguments, labelled
+from bayesbackprop._engine import Slots, call_with, evaluating
+from bayesbackprop._errors import Described, check_count, check_seed, check_type, invalid, tensor_shape
+from bayesbackprop.complexity import prior_cost
+from bayesbackprop.posterior import WeightPosterior
+from bayesbackprop.priors import Prior
+
+if TYPE_CHECKING:
+    from bayesbackprop.model import Bayesian
+
+__all__ = ["Diagnosis", "Estimate", "Spread", "diagnose", "pareto_k", "spread"]
+
+# The widths s of the trivial posteriors N(centre, s^2), and the draws to judge each by: they differ by far more than
+# the noise of a few draws.
+_WIDTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
+_TRIVIAL_DRAWS = 3
+# Draws for the tail of the importance weights to have a shape: the fit is then to 5 of them.
+_FEWEST = 25
+# Below this ratio of the 95 % to the 5 % quantile, sigma is still what it was initialised with, give or take.
+_UNMOVED = 1.5
+# A weight with |mu| / sigma below this is noise to whoever draws it.
+_LOW_SNR = 0.1
+# How many standard errors make a difference.
+_CLEARLY = 3.0
+# The limits of k-hat by Vehtari et al.: below the first all is well, beyond the second importance sampling fails.
+_GOOD_K, _BAD_K = 0.5, 0.7
+# The prior on k-hat of Vehtari et al.: as if 10 further exceedances had said 0.5.
+_PRIOR_COUNT, _PRIOR_K = 10, 0.5
+
+
+class Estimate(NamedTuple):
+    """A mean over draws and its standard error."""
+
+    mean: float
+    standard_error: float
+
+
+class Spread(NamedTuple):
+    """Quantiles of sigma over all random weights, and the fraction of them with |mu| / sigma below 0.1."""
+
+    low: float
+    median: float
+    high: float
+    low_snr: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found. ``print(diagnosis)`` shows it with a line of advice each.
+
+    Attributes:
+        examples: How many there were.
+        draws: Draws of the posterior.
+        free_energy: Of all the data, in nats.
+        trivial: That of posteriors which have learnt nothing, by name.
+        spread: Of sigma.
+        k_hat: The shape of the tail of the importance weights p(D, w) / q(w).
+    """
+
+    examples: int
+    draws: int
+    free_energy: Estimate
+    trivial: Mapping[str, Estimate]
+    spread: Spread
+    k_hat: float
+
+    def __str__(self) -> str:
+        return "\n".join([*self._free_energy(), *say_spread(self.spread), *self._k_hat()])
+
+    @property
+    def best_trivial(self) -> str | None:
+        """The trivial posterior with the lowest free energy."""
+        return min(self.trivial, key=lambda name: self.trivial[name].mean, default=None)
+
+    @property
+    def is_worse_than_trivial(self) -> bool:
+        """Whether a posterior that has learnt nothing has a clearly lower free energy."""
+        if self.best_trivial is None:
+            return False
+        best = self.trivial[self.best_trivial]
+        error = math.hypot(self.free_energy.standard_error, best.standard_error)
+        return self.free_energy.mean - best.mean > _CLEARLY * error
+
+    def _free_energy(self) -> Iterable[str]:
+        mean, error = (value / self.examples for value in self.free_energy)
+        yield (
+            f"free energy: {mean:.4g} ± {error:.2g} nats per example, {self.free_energy.mean:.6g} in all "
+            f"({self.examples:,} examples, {self.draws} draws, temperature 1)"
+        )
+        name = self.best_trivial
+        if name is None:
+            return
+        trivial = self.trivial[name].mean / self.examples
+        if self.is_worse_than_trivial:
+            yield (
+                f"  WARNING: a posterior that has learnt nothing, {name}, has {trivial:.4g}. The weights cost more "
+                "than they explain: train longer, choose a wider initial sigma or a prior that fits the weights, or "
+                "use a smaller network. Trained at a lower temperature a model may predict well all the same, but its "
+                "uncertainty is not that of a posterior."
+            )
+        else:
+            yield f"  the best posterior that has learnt nothing, {name}, has {trivial:.4g}."
+
+    def _k_hat(self) -> Iterable[str]:
+        shown = f"{self.k_hat:.2f}" if self.k_hat < 100 else "above 100"
+        yield f"k-hat of the importance weights (PSIS): {shown}"
+        if self.k_hat < _GOOD_K:
+            yield "  the posterior is close to the true one in all directions."
+        elif self.k_hat < _BAD_K:
+            yield "  the posterior is near the true one; importance sampling could correct the rest."
+        else:
+            yield (
+                "  above 0.7: the joint posterior of all weights is far from the true one, as usual with many weights. "
+                "Predictions need not suffer: judge them on held-out data with evaluate()."
+            )
+
+
+def diagnose(model: "Bayesian", data: Data, *, draws: int = 100, seed: int | None = None) -> Diagnosis:
+    """Free energy, its comparison with trivial posteriors, the spread of sigma, and k-hat, in one pass over ``data``.
+
+    Args:
+        model: The model; it is not changed.
+        data: The whole training set: a pair of tensors, a ``Dataset``, or an iterable of batches. The network sees each
+            batch once for every draw.
+        draws: Draws of the posterior; at least 25, for the tail of the importance weights.
+        seed: Of the draws; None for the model's own.
+
+    Examples:
+        >>> from bayesbackprop import Bayesian, Gaussian, Normal
+        >>> x, y = torch.zeros(20, 30), torch.zeros(20, 1)  # of which there is nothing to learn
+        >>> model = Bayesian(torch.nn.Linear(30, 1), Gaussian(1.0), Normal(1.0), sigma=1e-6, seed=0)
+        >>> diagnose(model, (x, y), draws=25).is_worse_than_trivial
+        True
+    """
+    from bayesbackprop.model import Bayesian  # whose report calls this
+
+    check_type("diagnose", Bayesian, "a Bayesian", model=model)
+    draws = check_count("diagnose", least=_FEWEST, draws=draws)["draws"]
+    if seed is not None:
+        check_seed("diagnose", seed=seed)
+    sets = {"": _own(model, seed), **_trivial(model, seed)}
+    counts = {name: draws if not name else _TRIVIAL_DRAWS for name in sets}
+    minus_log_weights = {name: torch.zeros(count, dtype=torch.float64) for name, count in counts.items()}
+    slots = Slots(model.net, list(model.posterior))
+    device = next(model.parameters()).device
+    examples = 0
+    for number, (inputs, targets) in enumerate(labelled(data, "data", "diagnose", device)):
+        args, kwargs = arguments(inputs, "diagnose")
+        examples += len(targets)
+        with torch.no_grad(), evaluating(model.net):
+            for name, draw in sets.items():
+                for index in range(counts[name]):
+                    weights, complexity = draw(index)
+                    log_prob = model.likelihood.log_prob(call_with(slots, weights, args, kwargs), targets)
+                    minus_log_weights[name][index] -= float(log_prob.double().sum())
+                    if not number:  # each draw has its complexity once
+                        minus_log_weights[name][index] += complexity
+    own = minus_log_weights.pop("")
+    estimates = {name: _estimate(values) for name, values in minus_log_weights.items()}
+    return Diagnosis(examples, draws, _estimate(own), estimates, spread(model), pareto_k(-own))
+
+
+# The weights of a draw, in the order of the model's Bayesian parameters, and log q(w) - log P(w).
+_Draws = Callable[[int], tuple[list[Tensor], float]]
+
+
+def _own(model: "Bayesian", seed: int | None) -> _Draws:
+    def draw(index: int) -> tuple[list[Tensor], float]:
+        drawn = model.draw(0, index, seed)
+        return list(drawn.weights.values()), float(drawn.complexity())
+
+    return draw
+
+
+def _trivial(model: "Bayesian", seed: int | None) -> dict[str, _Draws]:
+    """Posteriors that have learnt nothing: the prior itself, and narrow Gaussians on its centre."""
+    posterior = model.posterior
+    priors: dict[str, Prior] = {entry.name: entry.prior for entry in model.plan if entry.prior is not None}
+    centres: dict[str, Any] = dict(model.centre.named_buffers()) if model.has_centre else {}
+
+    def generator(index: int) -> torch.Generator:
+        return torch.Generator().manual_seed((model.seed if seed is None else seed) + index)
+
+    def drawn(q: WeightPosterior, offset: Tensor, centre: Tensor | None) -> Tensor:
+        return torch.where(q.random, offset if centre is None else offset + centre, q.mu)
+
+    def from_prior(index: int) -> tuple[list[Tensor], float]:
+        random = generator(index)
+        each = [drawn(q, priors[name].sample(q.mu, random), centres.get(name)) for name, q in posterior.items()]
+        return each, 0.0
+
+    def narrow(width: float) -> _Draws:
+        def draw(index: int) -> tuple[list[Tensor], float]:
+            random, each, complexity = generator(index), [], 0.0
+            for name, q in posterior.items():
+                eps = torch.randn(q.mu.shape, generator=random, dtype=q.mu.dtype).to(q.mu.device)
+                each.append(drawn(q, width * eps, centres.get(name)))
+                log_q = -0.5 * eps.square() - math.log(width * math.sqrt(2 * math.pi))
+                complexity += float(torch.where(q.random, log_q, 0.0).double().sum())
+                complexity += float(prior_cost(q, priors[name], centres.get(name), each[-1]))
+            return each, complexity
+
+        return draw
+
+    found = {f"N({'centre' if centres else 0}, {width:g}²)": narrow(width) for width in _WIDTHS}
+    try:
+        from_prior(0)
+    except NotImplementedError:  # a prior of the user's own
+        return found
+    return {"the prior": from_prior, **found}
+
+
+def _estimate(values: Tensor) -> Estimate:
+    return Estimate(float(values.mean()), float(values.std() / math.sqrt(len(values))))
+
+
+# --- the spread of sigma ---------------------------------------------------------------------------------------------
+
+
+def spread(model: "Bayesian") -> Spread:
+    """The 5 %, 50 % and 95 % quantiles of sigma, and the fraction of weights with |mu| / sigma below 0.1."""
+    posteriors = model.posterior.values()
+    sigma, snr = (
+        torch.cat([getattr(q, name).detach()[q.random].double().flatten() for q in posteriors])
+        for name in ("sigma", "snr")
+    )
+    if not len(sigma):
+        raise invalid("model", "spread", "one with random weights", Described("one whose weights are all constant"))
+    ordered = sigma.sort().values  # torch.quantile takes no more than 2^24 numbers
+    low, median, high = (float(ordered[round(level * (len(ordered) - 1))]) for level in (0.05, 0.5, 0.95))
+    return Spread(low, median, high, float((snr < _LOW_SNR).double().mean()))
+
+
+def say_spread(found: Spread) -> Iterable[str]:
+    """The spread of sigma in words, and what to do about it."""
+    yield (
+        f"sigma: median {found.median:.3g}, 5-95 % {found.low:.3g}-{found.high:.3g}; "
+        f"{found.low_snr:.0%} of the weights have |mu| / sigma below {_LOW_SNR:g}"
+    )
+    if found.high < _UNMOVED * found.low:
+        yield (
+            "  nearly the same for all weights, as when it was initialised: the uncertainty is mostly the initial "
+            "sigma. Train longer, or give rho a higher rate: model.param_groups(lr, rho_lr=10 * lr)."
+        )
+    elif found.low_snr > 0.5:
+        yield "  most weights say nothing: prune() would remove them, and a narrower network might do as well."
+    else:
+        yield "  it differs between weights: the data have had their say."
+
+
+# --- PSIS ------------------------------------------------------------------------------------------------------------
+
+
+def pareto_k(log_weights: Tensor) -> float:
+    """k-hat: the shape of a generalised Pareto distribution fitted to the largest importance weights.
+
+    By Vehtari et al. (2024), "Pareto smoothed importance sampling": of S weights the largest M = min(S / 5, 3 sqrt(S))
+    exceed the next one by amounts to which the distribution is fitted. The weights have about 1 / k finite moments:
+    above 0.7 their mean cannot be relied on. It is inf where the largest weight is all there is in floating point.
+
+    Examples:
+        >>> pareto_k(torch.zeros(100))  # all weights equal: no tail
+        -inf
+    """
+    if not isinstance(log_weights, Tensor) or log_weights.dim() != 1 or len(log_weights) < _FEWEST:
+        got = tensor_shape(log_weights) if isinstance(log_weights, Tensor) else log_weights
+        raise invalid("log_weights", "pareto_k", f"a tensor of at least {_FEWEST} numbers", got)
+    if not bool(log_weights.isfinite().all()):
+        raise invalid("log_weights", "pareto_k", "finite", Described("NaN or inf"))
+    ordered = log_weights.detach().double().cpu().sort().values
+    tail = math.ceil(min(0.2 * len(ordered), 3 * math.sqrt(len(ordered))))
+    weights = (ordered - ordered[-1]).exp()
+    exceedances = weights[-tail:] - weights[-tail - 1]
+    if not exceedances[-1]:
+        return -math.inf
+    if not exceedances[_quarter(tail)]:
+        return math.inf
+    shape = _pareto_shape(exceedances)
+    return (tail * shape + _PRIOR_COUNT * _PRIOR_K) / (tail + _PRIOR_COUNT)
+
+
+def _quarter(n: int) -> int:
+    """The place of the first quartile of n ordered numbers, from 0."""
+    return max(0, math.floor(n / 4 + 0.5) - 1)
+
+
+def _pareto_shape(x: Tensor) -> float:
+    """The shape k of a generalised Pareto distribution of ordered exceedances x, by Zhang and Stephens (2009).
+
+    For each b = -k / sigma the likelihood is largest at k(b) = mean(log(1 - b x)), and its logarithm is there
+    n (log(-b / k) - k - 1). The estimate is k at the mean of b under a posterior on a grid, whose points are quantiles
+    of a prior that the first quartile of x scales.
+    """
+    n = len(x)
+    points = 30 + math.floor(math.sqrt(n))
+    numbers = torch.arange(1, points + 1, dtype=torch.float64)
+    b = 1 / x[-1] + (1 - (points / (numbers - 0.5)).sqrt()) / (3 * x[_quarter(n)])
+    k = torch.log1p(-b[:, None] * x).mean(1)
+    log_likelihood = n * ((-b / k).log() - k - 1)
+    mean = (log_likelihood.softmax(0) * b).sum()
+    return float(torch.log1p(-mean * x).mean())

@@ -1,0 +1,293 @@
+"""Adam: the numbers of torch's, with as little traffic to memory as possible.
+
+With g the gradient of a parameter x at step t, lr its learning rate and d its weight decay:
+
+m <- beta1 m + (1 - beta1) g,    v <- beta2 v + (1 - beta2) g^2
+x <- (1 - lr d) x - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+
+A network with a distribution on every weight has twice the parameters, and all that an optimiser does is to read and
+write them. Here one call of a kernel updates them all; and where nobody looks at the gradients of mu and rho, the
+kernel that computes them updates mu and rho at once, so that these gradients are never written.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from numbers import Real
+from typing import Any, NamedTuple, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.adamw import AdamW, adamw
+
+from bayesbackprop._engine import cpu
+from bayesbackprop._errors import Described, check_flag, check_not_negative, invalid, tensor_shape
+
+__all__ = ["Adam"]
+
+
+class _Entry(NamedTuple):
+    """A parameter, its group, and what is kept of it."""
+
+    parameter: Tensor
+    group: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+# What is kept of each parameter, by torch's names: the steps taken, m and v.
+_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+# Settings of torch's Adam that change what it computes, and their values here.
+_FIXED = {"amsgrad": False, "maximize": False, "differentiable": False}
+
+_PARAMS = "an iterable of tensors, or of groups such as model.param_groups() gives"
+
+
+class Adam(AdamW):
+    """Adam, made for means and spreads; with weight decay, AdamW.
+
+    It is ``torch.optim.AdamW`` with other kernels, and takes its place anywhere: gradients may have been clipped,
+    accumulated, scaled or changed by hooks, and a ``state_dict`` of either is one of the other. Parameters in float32
+    and float64 on the CPU are updated by one call of a kernel, all others by torch's own functions. The numbers are
+    torch's to rounding.
+
+    Two things differ. There is a second way to take a step, :meth:`backward`, which is quicker. And weight decay,
+    none unless given, is given in groups, so that it cannot befall rho by accident:
+    ``model.param_groups(weight_decay=1e-2)`` has it for the network alone.
+
+    Args:
+        params: Tensors, or groups of them with settings of their own, as from :meth:`Bayesian.param_groups`.
+        lr: The learning rate.
+        betas: What the running means of the gradient and of its square keep at each step.
+        eps: What is added to the root of the mean square.
+        fused: Whether torch's own functions are its fused ones, for what the kernel does not update.
+
+    Examples:
+        >>> from torch import nn
+        >>> from bayesbackprop import Bayesian, FreeEnergy, Gaussian
+        >>> free_energy = FreeEnergy(Bayesian(nn.Linear(3, 1), Gaussian(0.1), seed=0), n=20)
+        >>> optimiser = Adam(free_energy.param_groups(1e-3, rho_lr=1e-2, weight_decay=1e-4))
+        >>> for _ in range(2):
+        ...     optimiser.zero_grad()
+        ...     cost = free_energy(torch.zeros(20, 3), torch.zeros(20, 1))
+        ...     optimiser.backward(cost)  # or cost.backward(), to see the gradients
+        ...     optimiser.step()
+    """
+
+    # What step() is to compute gradients from, and the entries of the parameters.
+    _postponed: tuple[cpu.Backward, list[_Entry]] | None = None
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        fused: bool | None = None,
+    ) -> None:
+        if fused is not None:
+            fused = check_flag("Adam", fused=fused)["fused"]
+        listed = _listed(params)
+        known = all(isinstance(each, Mapping) or _is_parameter(each) for each in listed)
+        if isinstance(params, Tensor) or not listed or not known:
+            raise invalid("params", "Adam", _PARAMS, params)
+        settings = _checked({"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        super().__init__(listed, **settings, fused=fused)
+        self._step_supports_amp_scaling = False  # a GradScaler is to scale the gradients itself
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with settings of their own, as fine-tuning needs it that unfreezes layer by layer."""
+        params = _listed(param_group.get("params") if isinstance(param_group, Mapping) else param_group)
+        if not isinstance(param_group, Mapping) or not all(map(_is_parameter, params)):
+            raise invalid("params", "Adam", _PARAMS, param_group)
+        if len(set(params)) < len(params):
+            raise invalid("params", "Adam", "different tensors", Described("one of them twice"))
+        super().add_param_group({**param_group, **_checked({**self.defaults, **param_group}), "params": params})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of this class or of torch's Adam, but for options that this one does not have."""
+        for group in state_dict["param_groups"]:
+            _checked(group)
+            if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
+                got = Described("one that adds it to the gradient")
+                raise invalid("state_dict", "Adam.load_state_dict", "of an optimiser with decoupled weight decay", got)
+        self._postponed = None
+        super().load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, also those that :meth:`backward` left to :meth:`step`."""
+        self._postponed = None
+        super().zero_grad(set_to_none)
+
+    def backward(self, cost: Tensor) -> None:
+        """``cost.backward()``, but for the gradients of mu and rho, which :meth:`step` computes when it uses them.
+
+        Until then, and after it, these are None: they can be neither read nor clipped, nor unscaled by a
+        ``GradScaler``. For that, call ``cost.backward()``, or :meth:`materialise` before. They can be accumulated: what
+        came to ``.grad`` before :meth:`step` is part of it. Where hooks or other ranks wait for gradients, and for
+        parameters that are not drawn by the kernels in C, this is ``cost.backward()`` itself.
+        """
+        if not isinstance(cost, Tensor) or cost.numel() != 1 or not cost.requires_grad:
+            got = tensor_shape(cost) if isinstance(cost, Tensor) else cost
+            raise invalid("cost", "Adam.backward", "a tensor of one number that requires a gradient", got)
+        before = self._postponed
+        try:
+            with cpu.postponing(self._postpone):
+                cost.backward()
+        except BaseException:
+            self._postponed = before
+            raise
+
+    def materialise(self) -> None:
+        """Compute the gradients that :meth:`backward` left to :meth:`step`; from now on they are in ``.grad``."""
+        if self._postponed is not None:
+            (given, _), self._postponed = self._postponed, None
+            with torch.no_grad():
+                for parameter, gradient in zip(given.updated, given.compute(), strict=True):
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    @property
+    def postponed(self) -> list[Tensor]:
+        """The derivatives by drawn weights, means and variances from which :meth:`step` will compute gradients."""
+        if self._postponed is None:
+            return []
+        given, _ = self._postponed
+        return [each for some in (given.gradients, *given.besides) for each in some if each is not None]
+
+    def _postpone(self, given: cpu.Backward) -> bool:
+        """Whether :meth:`step` can do this, and nobody else waits for its gradients."""
+        if self._postponed is not None or given.drawn.odd or dist.is_initialized():
+            return False
+        groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
+        for parameter in given.updated:
+            if parameter not in groups or not parameter.requires_grad or parameter.grad is not None:
+                return False
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                return False
+        entries = [self._entry(parameter, groups[parameter]) for parameter in given.updated]
+        if not _updatable(entries):
+            return False
+        self._postponed = given, entries
+        return True
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take a step with the gradients that there are.
+
+        Args:
+            closure: A function that computes them and returns the cost, for those who let the optimiser call it.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step_postponed()
+        given = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if any(parameter.grad.layout is not torch.strided for parameter, _ in given):
+            raise RuntimeError("Adam takes no sparse gradients: take torch.optim.SparseAdam for what has them.")
+        entries = [self._entry(*each) for each in given]
+        ours = _readable(entries)
+        if ours:
+            cpu.adam([each.parameter for each in ours], _next(ours))
+        if len(ours) < len(entries):
+            done = {each.parameter for each in ours}
+            for group in self.param_groups:
+                _step_by_torch([each for each in entries if each.group is group and each.parameter not in done], group)
+        return loss
+
+    def _step_postponed(self) -> None:
+        if self._postponed is None:
+            return
+        given, entries = self._postponed
+        if any(parameter.grad is not None for parameter in given.updated):  # which came another way since
+            self.materialise()
+        else:
+            self._postponed = None
+            cpu.backward_adam(given, _next(entries))
+
+    def _entry(self, parameter: Tensor, group: dict[str, Any]) -> _Entry:
+        state = self.state[parameter]
+        if not state:
+            device = parameter.device if group["fused"] or group["capturable"] else "cpu"  # as torch has it
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return _Entry(parameter, group, state)
+
+
+def _readable(entries: list[_Entry]) -> list[_Entry]:
+    """Those that the kernel can update."""
+    if not cpu.available() or not cpu.kernels_wanted() or cpu.traced():
+        return []
+    return entries if _updatable(entries) else [each for each in entries if _updatable([each])]
+
+
+def _updatable(entries: list[_Entry]) -> bool:
+    parameters = [each.parameter for each in entries]
+    return cpu.updatable(parameters, *([each.state[name] for each in entries] for name in _STATE[1:]))
+
+
+def _next(entries: list[_Entry]) -> cpu.Moments:
+    """What the kernels need for the next step, which they count."""
+    numbers: list[tuple[float, ...]] = []
+    for _, group, state in entries:
+        if state["step"].dtype is not torch.float32 or not state["step"].is_cpu:
+            state["step"] = state["step"].to("cpu", torch.float32)
+        step, lr, (beta1, beta2) = state["step"].item() + 1, float(group["lr"]), group["betas"]
+        rate, scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+        numbers.append((rate, scale, beta1, beta2, group["eps"], 1 - lr * group["weight_decay"]))
+    steps, m, v = ([each.state[name] for each in entries] for name in _STATE)
+    return cpu.Moments(steps, m, v, numbers)
+
+
+def _step_by_torch(entries: list[_Entry], group: dict[str, Any]) -> None:
+    """A step on parameters of one group by the functions of torch."""
+    steps, m, v = ([each.state[name] for each in entries] for name in _STATE)
+    beta1, beta2 = group["betas"]
+    adamw(
+        [each.parameter for each in entries],
+        [each.parameter.grad for each in entries],  # type: ignore[misc]
+        m,
+        v,
+        [],
+        steps,
+        has_complex=any(each.parameter.is_complex() for each in entries),
+        beta1=beta1,
+        beta2=beta2,
+        **{name: group[name] for name in ("lr", "weight_decay", "eps", "foreach", "fused", "capturable", *_FIXED)},
+    )
+
+
+def _listed(params: Any) -> list[Any]:
+    """What it consists of, or itself."""
+    if not isinstance(params, Tensor | Mapping | str):
+        with suppress(TypeError):
+            return list(params)
+    return [params]
+
+
+def _is_parameter(value: object) -> bool:
+    """Whether it is a tensor, or a pair of its name and it, as from ``named_parameters``."""
+    return isinstance(value[1] if isinstance(value, tuple) and len(value) == 2 else value, Tensor)
+
+
+def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group as Python's own numbers, after a look at each."""
+    for name, known in _FIXED.items():
+        if settings.get(name, known) is not known:
+            raise invalid(name, "Adam", f"{known}: take torch.optim.AdamW for it", settings[name])
+    betas = settings.get("betas")
+    if not isinstance(betas, list | tuple) or len(betas) != 2 or not all(_keeps(beta) for beta in betas):
+        raise invalid("betas", "Adam", "two floats in [0, 1)", betas)
+    numbers = check_not_negative("Adam", **{name: settings.get(name) for name in ("lr", "eps", "weight_decay")})
+    return {**numbers, "betas": (float(betas[0]), float(betas[1]))}
+
+
+def _keeps(beta: object) -> bool:
+    return isinstance(beta, Real) and not isinstance(beta, bool) and 0 <= float(beta) < 1

@@ -1,0 +1,486 @@
+"""A verdict in one call: how good a model's predictions, and its uncertainties, are on a user's own data."""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, distributions, nn
+from torch.utils._pytree import tree_map
+
+from bayesbackprop import _page
+from bayesbackprop._batches import Data, arguments, labelled, unlabelled
+from bayesbackprop._errors import (
+    Described,
+    check_callable,
+    check_count,
+    check_seed,
+    check_text,
+    check_type,
+    invalid,
+    tensor_shape,
+)
+from bayesbackprop._page import Table
+from bayesbackprop.evaluation import (
+    Calibration,
+    RiskCoverage,
+    auroc,
+    brier,
+    calibration,
+    covered,
+    crps,
+    error,
+    fpr95,
+    risk_coverage,
+)
+from bayesbackprop.prediction import ClassPredictive, Ensemble, Predictive, ValuePredictive
+
+__all__ = ["ClassScores", "Coverage", "Detection", "Predictor", "ValueScores", "Verdict", "evaluate"]
+
+# The central intervals whose coverage is measured.
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+# Where pictures and files show a risk-coverage curve.
+_GRID = [number / 50 for number in range(1, 51)]
+
+
+class Predictor(Protocol):
+    """What can be judged: a :class:`Bayesian`, or anything else that predicts so."""
+
+    def predict(self, *args: Any, draws: int, seed: int | None, **kwargs: Any) -> Predictive:
+        """The predictive distribution for the inputs of the network."""
+
+
+class ClassScores(NamedTuple):
+    """Of classes. ``error_at_95`` is the error on the 95 % of the examples with the highest confidence."""
+
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    error_at_95: float
+
+
+class ValueScores(NamedTuple):
+    """Of numbers. ``coverage_50`` is the fraction of targets in the central 50 % interval; likewise 90."""
+
+    rmse: float
+    nll: float
+    crps: float
+    coverage_50: float
+    coverage_90: float
+
+
+Scores = ClassScores | ValueScores
+
+
+class Coverage(NamedTuple):
+    """The fraction of targets in the central interval of each level, which it should equal."""
+
+    level: Tensor
+    observed: Tensor
+
+
+class Detection(NamedTuple):
+    """How well a measure of uncertainty tells outside data from inside data: see ``auroc`` and ``fpr95``."""
+
+    auroc: float
+    fpr95: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Verdict:
+    """What :func:`evaluate` found. ``print(verdict)`` shows a table, :meth:`save_html` writes a page.
+
+    Attributes:
+        examples: How many there were.
+        draws: Networks that each prediction averages.
+        scores: A :class:`ClassScores` or :class:`ValueScores`.
+        standard_errors: Of those scores that are means over the examples, by name.
+        diagram: A :class:`Calibration` for classes, a :class:`Coverage` for numbers.
+        risk_coverage: The error, or the mean squared error, of the least uncertain examples.
+        outside: For each outside data set, a :class:`Detection` by each measure of uncertainty.
+        shifts: The scores under each shift.
+    """
+
+    examples: int
+    draws: int
+    scores: Scores
+    standard_errors: Mapping[str, float]
+    diagram: Calibration | Coverage
+    risk_coverage: RiskCoverage
+    outside: Mapping[str, Mapping[str, Detection]] = field(default_factory=dict)
+    shifts: Mapping[str, Scores] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data that JSON can hold; None where there is no number."""
+        plain: dict[str, Any] = _plain(
+            {
+                "examples": self.examples,
+                "draws": self.draws,
+                "scores": self.scores,
+                "standard_errors": self.standard_errors,
+                "diagram": self.diagram,
+                "risk_coverage": self.risk_coverage,
+                "outside": self.outside,
+                "shifts": self.shifts,
+            }
+        )
+        return plain
+
+    def __repr__(self) -> str:
+        return "\n\n".join(table.text() for table in self.tables())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return "".join(table.html() for table in self.tables())
+
+    def tables(self) -> list[Table]:
+        """What the text and the page show."""
+        rows = []
+        for name, value in self.scores._asdict().items():
+            spread = self.standard_errors.get(name)
+            said = "" if spread is None else f"± {shown(name, spread)}" if "%" in LABELS[name] else f"± {spread:.2g}"
+            rows.append([LABELS[name], shown(name, value), said])
+        title = f"{self.examples:,} examples, {self.draws} draw{'s' if self.draws > 1 else ''}"
+        tables = [Table(title, ["score", "value", "standard error"], rows)]
+        if self.outside:
+            found = [
+                [data, by, f"{each.auroc:.4f}", f"{each.fpr95:.4f}"]
+                for data, scores in self.outside.items()
+                for by, each in scores.items()
+            ]
+            tables.append(Table("Outside data", ["data", "by", "AUROC", "FPR95"], found))
+        if self.shifts:
+            names = self.scores._fields
+            shifted = [
+                [shift, *(shown(name, value) for name, value in zip(names, scores, strict=True))]
+                for shift, scores in {"none": self.scores, **self.shifts}.items()
+            ]
+            tables.append(Table("Shifts", ["shift", *(LABELS[name] for name in names)], shifted))
+        return tables
+
+    def figure(self) -> Any:
+        """A matplotlib figure: the diagram, the risk-coverage curve, outside data and shifts."""
+        return figure_of({"": self})
+
+    def save_html(self, path: str | os.PathLike[str], title: str = "Verdict") -> None:
+        """Write one self-contained page with the tables and the figure."""
+        check_text("Verdict.save_html", title=title)
+        _page.save(path, title, self.tables(), self.figure(), "Verdict.save_html")
+
+
+# How scores are called where people read them.
+LABELS = {
+    "accuracy": "accuracy %",
+    "nll": "NLL, nats",
+    "brier": "Brier",
+    "ece": "ECE %",
+    "error_at_95": "error % at 95 % coverage",
+    "rmse": "RMSE",
+    "crps": "CRPS",
+    "coverage_50": "in 50 % interval, %",
+    "coverage_90": "in 90 % interval, %",
+}
+
+
+def shown(name: str, value: float) -> str:
+    """A score as people read it: fractions in per cent."""
+    return f"{100 * value:.2f}" if "%" in LABELS[name] else f"{value:.4g}"
+
+
+def figure_of(verdicts: Mapping[str, Verdict]) -> Any:
+    """One figure of all verdicts, which are of the same data: a curve for each by name."""
+    first = next(iter(verdicts.values()))
+    panels: dict[str, Callable[[Any], None]] = {}
+    of_classes = isinstance(first.scores, ClassScores)
+    diagrams: dict[str, Any] = {name: verdict.diagram for name, verdict in verdicts.items()}
+    if of_classes:
+        panels["Are probabilities true?"] = lambda axes: _page.reliability(axes, diagrams)
+    else:
+        levels = {name: (diagram.level.tolist(), diagram.observed.tolist()) for name, diagram in diagrams.items()}
+        panels["Do intervals hold what they promise?"] = lambda axes: _page.coverage(axes, levels)
+    risks: dict[str, _page.Curve] = {}
+    for name, verdict in verdicts.items():
+        risk = [verdict.risk_coverage.at(coverage) for coverage in _GRID]
+        risks[name] = _GRID, risk if of_classes else [math.sqrt(each) for each in risk]
+    said = "error" if of_classes else "RMSE"
+    panels[f"The {said} if only the surest are answered"] = lambda axes: _page.curves(
+        axes, risks, "fraction answered", said
+    )
+    if first.outside:
+        found = {
+            name: {
+                f"{data}: {by}" if len(first.outside) > 1 else by: each.auroc
+                for data, scores in verdict.outside.items()
+                for by, each in scores.items()
+            }
+            for name, verdict in verdicts.items()
+        }
+        panels["Is outside data recognised?"] = lambda axes: _page.dots(axes, found, "AUROC", (0.48, 1.02))
+    if first.shifts:
+        nlls = {
+            name: {shift: scores.nll for shift, scores in {"none": verdict.scores, **verdict.shifts}.items()}
+            for name, verdict in verdicts.items()
+        }
+        panels["What shifts of the inputs cost"] = lambda axes: _page.dots(axes, nlls, "NLL, nats")
+    return _page.figure(panels, named=len(verdicts) > 1)
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def evaluate(
+    model: Predictor | Ensemble,
+    data: Data,
+    *,
+    outside: Tensor | Data | Mapping[str, Tensor | Data] | None = None,
+    shifts: Mapping[str, Callable[[Any], Any]] | None = None,
+    draws: int = 100,
+    seed: int | None = None,
+) -> Verdict:
+    """Judge the predictions of ``model`` on held-out data.
+
+    Args:
+        model: A :class:`Bayesian`, an :class:`Ensemble`, what :func:`calibrate_temperature` returned, or anything with
+            a method ``predict(*inputs, draws=..., seed=...)`` that gives a :class:`Predictive`.
+        data: Examples with their targets: a pair of tensors, a ``Dataset``, or an iterable of batches, which is read
+            once. Targets of several elements count as so many examples for all scores but the NLL, which adds them up.
+        outside: Inputs that are unlike the training data, or a mapping from names to several such sets. A tensor, or as
+            ``data``; targets are ignored.
+        shifts: Functions of the inputs by name, such as one that adds noise: the same scores on what they return.
+        draws: Networks to average. An :class:`Ensemble` has its own number.
+        seed: Of the draws; None for the model's own.
+
+    Examples:
+        >>> from bayesbackprop import Bayesian, Gaussian
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = Bayesian(nn.Linear(1, 1), Gaussian(1.0), seed=0)
+        >>> verdict = evaluate(model, (x, 2 * x), outside=x + 100, draws=10)
+        >>> verdict.outside["outside"]["variance"].auroc
+        1.0
+    """
+    predict, device = predicting(model, draws, seed, "evaluate")
+    check_type("evaluate", Mapping | None, "None, or a mapping from names to functions of the inputs", shifts=shifts)
+    functions = dict(shifts or {})
+    for name, function in functions.items():
+        check_text("evaluate", shifts=name)
+        check_callable("evaluate", shifts=function)
+    sets = {} if outside is None else dict(outside) if isinstance(outside, Mapping) else {"outside": outside}
+    for name in sets:
+        check_text("evaluate", outside=name)
+
+    found: dict[str | None, list[_Measured]] = {name: [] for name in (None, *functions)}
+    for inputs, targets in labelled(data, "data", "evaluate", device):
+        for shift, parts in found.items():
+            prediction = predict(inputs if shift is None else functions[shift](inputs))
+            parts.append(_measure(prediction, targets))
+    whole = {name: _joined(parts) for name, parts in found.items()}
+    inside = whole[None]
+    detections: dict[str, dict[str, Detection]] = {}
+    for name, inputs_only in sets.items():
+        batches = unlabelled(inputs_only, "outside", "evaluate", device)
+        detections[name] = {
+            by: Detection(auroc(inside.uncertainty[by], scores), fpr95(inside.uncertainty[by], scores))
+            for by, scores in _joined([_uncertainty(predict(inputs)) for inputs in batches]).items()
+        }
+    return Verdict(
+        examples=inside.examples,
+        draws=prediction.draws,
+        scores=inside.scores(),
+        standard_errors=inside.standard_errors(),
+        diagram=inside.diagram(),
+        risk_coverage=inside.risk_coverage(),
+        outside=detections,
+        shifts={name: measured.scores() for name, measured in whole.items() if name is not None},
+    )
+
+
+def predicting(
+    model: Predictor | Ensemble, draws: int, seed: int | None, owner: str
+) -> tuple[Callable[[Any], Predictive], torch.device | None]:
+    """What predicts the inputs of a batch by ``model``, and where it wants them; None where it does not say."""
+    draws = check_count(owner, draws=draws)["draws"]
+    if seed is not None:
+        check_seed(owner, seed=seed)
+    if not callable(getattr(model, "predict", None)) or isinstance(model, type):
+        raise invalid("model", owner, "a Bayesian, or what else has a method predict", model)
+    options: dict[str, Any] = {} if isinstance(model, Ensemble) else {"draws": draws, "seed": seed}
+
+    def predict(inputs: Any) -> Predictive:
+        args, kwargs = arguments(inputs, owner)
+        prediction = model.predict(*args, **kwargs, **options)
+        if not isinstance(prediction, Predictive):
+            got = Described(f"one that gives a {type(prediction).__name__}")
+            raise invalid("model", owner, "one whose predict gives a Predictive", got)
+        return prediction
+
+    return predict, _device(model)
+
+
+class _Classes(NamedTuple):
+    """What is measured of predicted classes, with a row for each element of the targets."""
+
+    log_prob: Tensor  # of examples
+    probs: Tensor
+    labels: Tensor
+    uncertainty: dict[str, Tensor]
+
+    @property
+    def examples(self) -> int:
+        return len(self.log_prob)
+
+    def scores(self) -> ClassScores:
+        known = self.probs, self.labels
+        at_95 = self.risk_coverage().at(0.95)
+        return ClassScores(
+            1 - error(*known), float(-self.log_prob.mean()), brier(*known), calibration(*known).ece, at_95
+        )
+
+    def standard_errors(self) -> dict[str, float]:
+        of_truth = self.probs.gather(1, self.labels[:, None])[:, 0]
+        squares = self.probs.square().sum(1) - 2 * of_truth + 1  # as in ``brier``
+        each = {"accuracy": self._right(), "nll": self.log_prob, "brier": squares}
+        return {name: _standard_error(values, self.examples) for name, values in each.items()}
+
+    def diagram(self) -> Calibration:
+        return calibration(self.probs, self.labels)
+
+    def risk_coverage(self) -> RiskCoverage:
+        return risk_coverage(self.uncertainty["max probability"], 1 - self._right())
+
+    def _right(self) -> Tensor:
+        return (self.probs.argmax(1) == self.labels).double()
+
+
+class _Values(NamedTuple):
+    """What is measured of predicted numbers, with a row for each element of the targets."""
+
+    log_prob: Tensor  # of examples
+    squares: Tensor
+    crps: Tensor
+    covered: Tensor
+    uncertainty: dict[str, Tensor]  # of examples
+
+    @property
+    def examples(self) -> int:
+        return len(self.log_prob)
+
+    def scores(self) -> ValueScores:
+        coverage = dict(zip(LEVELS, self.diagram().observed.tolist(), strict=True))
+        means = float(-self.log_prob.mean()), float(self.crps.mean())
+        return ValueScores(math.sqrt(self.squares.mean()), *means, coverage[0.5], coverage[0.9])
+
+    def standard_errors(self) -> dict[str, float]:
+        each = {"nll": self.log_prob, "crps": self.crps}
+        each |= {f"coverage_{level:.0%}"[:-1]: self.covered[:, LEVELS.index(level)] for level in (0.5, 0.9)}
+        found = {name: _standard_error(values, self.examples) for name, values in each.items()}
+        root = math.sqrt(self.squares.mean())  # d sqrt(m) = dm / (2 sqrt(m))
+        spread = _standard_error(self.squares, self.examples) / (2 * root) if root else 0.0
+        return {"rmse": spread, **found}
+
+    def diagram(self) -> Coverage:
+        return Coverage(torch.tensor(LEVELS, dtype=torch.float64), self.covered.mean(0))
+
+    def risk_coverage(self) -> RiskCoverage:
+        return risk_coverage(self.uncertainty["variance"], self.squares.view(self.examples, -1).mean(1))
+
+
+_Measured = _Classes | _Values
+
+
+def _measure(prediction: Predictive, targets: Tensor) -> _Measured:
+    """What is measured of a batch, on the CPU and in double precision."""
+    if isinstance(prediction, ClassPredictive):
+        probs = _table(prediction.probs, prediction)
+        _check_classes(targets, prediction, probs.shape[1])
+        return _Classes(
+            _per_example(prediction, targets), probs, targets.flatten().long().cpu(), _uncertainty(prediction)
+        )
+    if not isinstance(prediction, ValuePredictive):
+        got = Described(f"one that gives a {type(prediction).__name__}")
+        raise invalid("model", "evaluate", "one that predicts classes or numbers", got)
+    log_prob = _per_example(prediction, targets)  # which refuses targets of another shape
+    squares = (prediction.mean - targets).double().square().flatten().cpu()
+    try:
+        score = crps(prediction, targets).flatten().cpu()
+        inside = covered(prediction, targets, LEVELS).flatten(1).T.double().cpu()
+    except NotImplementedError:  # a distribution without quantiles
+        score, inside = (torch.full(shape, math.nan) for shape in (squares.shape, (len(squares), len(LEVELS))))
+    return _Values(log_prob, squares, score, inside, _uncertainty(prediction))
+
+
+def _uncertainty(prediction: Predictive) -> dict[str, Tensor]:
+    """The measures of uncertainty: of each element of the targets for classes, of each example for numbers."""
+    if not isinstance(prediction, ClassPredictive):
+        if not bool(prediction.variance.isfinite().all()):
+            constraint = "a model whose predictions have a variance (a Student t has one from 2 degrees of freedom on)"
+            raise invalid("model", "evaluate", constraint, Described("one whose variance is not finite"))
+        parts = {"variance": prediction.variance, "epistemic": prediction.epistemic}
+        return {name: part.double().flatten(1).sum(1).cpu() for name, part in parts.items()}
+    probs = _table(prediction.probs, prediction)
+    by_draw = _table(prediction.components.probs, prediction).view(prediction.draws, *probs.shape)
+    return {
+        "entropy": prediction.entropy.double().flatten().cpu(),
+        "max probability": 1 - probs.max(1).values,
+        # Of one draw it is 0, but for rounding.
+        "epistemic": prediction.epistemic.double().flatten().cpu() * (prediction.draws > 1),
+        "variance": by_draw.var(0, correction=0).sum(1),  # of the probabilities, over the draws
+    }
+
+
+def _table(probs: Tensor, prediction: ClassPredictive) -> Tensor:
+    """Probabilities ``[elements, classes]``; yes and no are the classes 1 and 0."""
+    probs = probs.double().cpu()
+    if isinstance(prediction.components, distributions.Bernoulli):
+        return torch.stack([1 - probs, probs], -1).flatten(0, -2)
+    return probs.flatten(0, -2)
+
+
+def _check_classes(targets: Tensor, prediction: ClassPredictive, classes: int) -> None:
+    yes_or_no = isinstance(prediction.components, distributions.Bernoulli)
+    known = (targets == targets.round()) & (targets >= 0) & (targets < classes)
+    if (targets.dtype != torch.int64 and not yes_or_no) or not bool(known.all()):
+        constraint = f"data whose targets are class indices in [0, {classes - 1}]"
+        constraint += "" if yes_or_no else " of type torch.int64"
+        raise invalid("data", "evaluate", constraint, tensor_shape(targets))
+
+
+def _per_example(prediction: Predictive, targets: Tensor) -> Tensor:
+    """log P(y|x) of each example; the elements of its target add up."""
+    log_prob = prediction.log_prob(targets).double().cpu()
+    return log_prob.flatten(1).sum(1) if log_prob.dim() > 1 else log_prob
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Batches one after the other, tensor by tensor."""
+    return tree_map(lambda *tensors: torch.cat(tensors), *parts)
+
+
+def _standard_error(values: Tensor, examples: int) -> float:
+    """Of the mean over examples, whose elements need not be independent."""
+    return float(values.view(examples, -1).mean(1).std() / math.sqrt(examples)) if examples > 1 else math.nan
+
+
+def _device(model: Any) -> torch.device | None:
+    """Where a model wants its inputs; None where it does not say."""
+    if isinstance(model, Ensemble):
+        return next(iter(model.weights.values())).device
+    if isinstance(model, nn.Module):
+        return next((parameter.device for parameter in model.parameters()), None)
+    return _device(model.model) if hasattr(model, "model") else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RiskCoverage):
+        return {"coverage": _GRID, "risk": _plain([value.at(coverage) for coverage in _GRID])}
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None

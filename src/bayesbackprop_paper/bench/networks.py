@@ -1,0 +1,178 @@
+"""Networks of other kinds than fully connected: convolutions, residuals, attention and recurrence."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesbackprop._engine import Estimator
+from bayesbackprop_paper.bench.contenders import Contender, Layers, Task, bayesian, ours, plain
+from bayesbackprop_paper.bench.measuring import Config, predictions, settings, steps
+from bayesbackprop_paper.bench.report import Row
+
+_CLASSES = 10
+_ESTIMATORS: Sequence[Estimator] = ("shared", "flipout", "local")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large all is. The transformer and the LSTM have sequences of ``length`` and layers of ``width``."""
+
+    lenet_batch: int = 128
+    resnet_batch: int = 64
+    resnet_blocks: int = 3  # in each of three stages, of two layers each: 20 layers with the first and the last
+    batch: int = 64
+    length: int = 32
+    width: int = 128
+    words: int = 1000
+    inputs: int = 32
+    draws: int = 20
+    warm_up: int = 3
+
+
+QUICK = Sizes(2, 2, resnet_blocks=1, batch=2, length=3, width=8, words=5, inputs=2, draws=2, warm_up=1)
+
+
+def networks(config: Config, sizes: Sizes) -> list[Row]:
+    """A training step by each estimator beside a plain one, and a prediction beside as many plain passes."""
+    rows: list[Row] = []
+    with settings(config):
+        for task, batch in tasks(sizes):
+            rows += steps(config, task, batch, _contenders(task, config.peers), sizes.warm_up)
+            rows += predictions(config, task, sizes.inputs, sizes.draws)
+    return rows
+
+
+def tasks(sizes: Sizes) -> list[tuple[Task, int]]:
+    """The networks with the batches of their steps."""
+    depth = 6 * sizes.resnet_blocks + 2
+    words, series = partial(_words, sizes.words, sizes.length), partial(_series, sizes.length, sizes.width // 2)
+    transformer, lstm = partial(_Transformer, sizes.words, sizes.width), partial(_Lstm, sizes.width // 2, sizes.width)
+    return [
+        (Task("LeNet-5", _lenet5, partial(_images, (1, 28, 28)), _CLASSES), sizes.lenet_batch),
+        (
+            Task(f"ResNet-{depth}", partial(_ResNet, sizes.resnet_blocks), partial(_images, (3, 32, 32)), _CLASSES),
+            sizes.resnet_batch,
+        ),
+        (Task("transformer encoder of 2 layers", transformer, words, _CLASSES), sizes.batch),
+        (Task("LSTM", lstm, series, _CLASSES), sizes.batch),
+    ]
+
+
+def _contenders(task: Task, peers: Sequence[Contender]) -> list[Contender]:
+    base = Contender("plain", "plain loss", plain, "Adam")
+    mine = [
+        ours(
+            f"bayesbackprop {estimator}", _note(task, estimator), estimator=estimator, optimiser="Adam", against="plain"
+        )
+        for estimator in _ESTIMATORS
+    ]
+    return [base, *mine, *(peer._replace(optimiser="Adam", against="plain") for peer in peers)]
+
+
+def _note(task: Task, estimator: Estimator) -> str:
+    """The objective, and how much of the network has no rule for the estimator and is drawn as for ``shared``."""
+    plan = [entry for entry in bayesian(task, estimator=estimator).plan if entry.prior is not None]
+    others = sum(entry.numel for entry in plan if entry.estimator != estimator)
+    share = others / sum(entry.numel for entry in plan)
+    return "scale mixture, sampled" + (f"; {share:.0%} of the weights as for shared" if others else "")
+
+
+def _images(shape: tuple[int, ...], batch: int) -> Tensor:
+    return torch.rand(batch, *shape)
+
+
+def _words(words: int, length: int, batch: int) -> Tensor:
+    return torch.randint(words, (batch, length))
+
+
+def _series(length: int, features: int, batch: int) -> Tensor:
+    return torch.randn(batch, length, features)
+
+
+def _lenet5(layers: Layers) -> nn.Module:
+    """Of LeCun et al. (1998), with ReLU and max-pooling as it is written today."""
+    return nn.Sequential(
+        layers.conv(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        layers.conv(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        layers.linear(400, 120),
+        nn.ReLU(),
+        layers.linear(120, 84),
+        nn.ReLU(),
+        layers.linear(84, _CLASSES),
+    )
+
+
+class Block(nn.Module):
+    """Two convolutions and a way around them, which has no weights (option A of He et al., 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, conv: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.first = conv(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = conv(outputs, outputs, 3, stride=1, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.stride, self.more = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second_norm(self.second(F.relu(self.first_norm(self.first(x)))))
+        around = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+        return F.relu(h + around)
+
+
+class _ResNet(nn.Module):
+    """For images of 32x32 in three colours (section 4.2 of He et al., 2016)."""
+
+    def __init__(self, blocks: int, layers: Layers) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            layers.conv(3, 16, 3, stride=1, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        )
+        strides = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
+        each = [
+            Block(outputs if number else inputs, outputs, 1 if number else stride, layers.conv)
+            for inputs, outputs, stride in strides
+            for number in range(blocks)
+        ]
+        self.blocks = nn.Sequential(*each)
+        self.last = layers.linear(64, _CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.blocks(self.first(x)).mean((2, 3)))
+        return outputs
+
+
+class _Transformer(nn.Module):
+    """Two layers of an encoder over embedded words, and a class from their mean."""
+
+    def __init__(self, words: int, width: int, layers: Layers) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.encoder = nn.Sequential(*(layers.encoder(width, 4, 4 * width) for _ in range(2)))
+        self.last = layers.linear(width, _CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.encoder(self.embedding(x)).mean(1))
+        return outputs
+
+
+class _Lstm(nn.Module):
+    """A recurrent layer over a series, and a class from its last state."""
+
+    def __init__(self, features: int, width: int, layers: Layers) -> None:
+        super().__init__()
+        self.recurrent = layers.lstm(features, width)
+        self.last = layers.linear(width, _CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.recurrent(x)
+        outputs: Tensor = self.last(states[:, -1])
+        return outputs

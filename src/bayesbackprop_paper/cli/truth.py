@@ -1,0 +1,77 @@
+"""``bbb truth``: how near the library comes to what is known, and to what others reach."""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import typer
+
+from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
+from bayesbackprop_paper.experiments import defaults, nuts, truth
+
+app = typer.Typer(help="How near the library comes to what is known, one command each.", no_args_is_help=True)
+
+Seeds = Annotated[int, typer.Option(min=1, help="How many, counted from 0.")]
+Methods = Annotated[list[str] | None, typer.Option("--method", help="Rows; may be repeated. [default: all]")]
+Results = Annotated[Path, typer.Option(file_okay=False, help="For rows and tables; a stopped run goes on there.")]
+_RESULTS = Path("results/truth")
+
+
+def chosen(given: Sequence[str] | None, known: Sequence[str], option: str) -> list[str]:
+    """What was asked for, checked, or all."""
+    for name in given or ():
+        if name not in known:
+            raise typer.BadParameter(f"'{name}' is none of {', '.join(known)}.", param_hint=option)
+    return list(given or known)
+
+
+def measured(
+    name: str, runs: Sequence[truth.Run], measure: Callable[[truth.Run], truth.Figures], results: Path
+) -> None:
+    """Measure what is not in ``results/name.json`` yet, then write and print the table of all that is."""
+    path, command = results / f"{name}.json", shlex.join(["bbb", *sys.argv[1:]])
+    missing = [run for run in runs if run.name not in truth.entries(path)]
+    found = truth.collect(path, tracked(missing, "measuring"), measure, command)
+    rich.console.Console().print(truth.write_table(path, found), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("nuts")
+def truth_nuts(
+    methods: Methods = None,
+    problems: Annotated[list[str] | None, typer.Option("--problem", help=f"Of {', '.join(nuts.PROBLEMS)}.")] = None,
+    seeds: Seeds = 5,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """Distances of predictive distributions from exact ones, by NUTS, on two small networks.
+
+    Example: `bbb truth nuts --method conditional --seeds 1`
+    """
+    set_threads(threads)
+    tasks = chosen(problems, list(nuts.PROBLEMS), "--problem")
+    names = chosen(methods, list(nuts.METHODS), "--method")
+    runs = [truth.Run(task, method, seed) for seed in range(seeds) for task in tasks for method in names]
+    measured("nuts", runs, nuts.measure, results)
+
+
+@app.command("defaults")
+def truth_defaults(
+    methods: Methods = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help="May be repeated. [default: all]")] = None,
+    seeds: Seeds = 5,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """A Bayesian network with all its defaults beside plain training for as many epochs, on eight tasks.
+
+    Example: `bbb truth defaults --task wine --seeds 1`
+    """
+    set_threads(threads)
+    names = chosen(tasks, list(defaults.TASKS), "--task")
+    ways = chosen(methods, list(defaults.METHODS), "--method")
+    runs = [truth.Run(task, way, seed) for seed in range(seeds) for task in names for way in ways]
+    measured("defaults", runs, defaults.measure, results)
+    typer.echo(defaults.verdicts(truth.entries(results / "defaults.json")))

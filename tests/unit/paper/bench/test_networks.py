@@ -1,0 +1,60 @@
+"""The other networks are those that their names say, and every estimator steps through them."""
+
+import pytest
+import torch
+from torch import nn
+
+from bayesbackprop_paper.bench import networks, report
+from bayesbackprop_paper.bench.contenders import Task
+from bayesbackprop_paper.bench.measuring import Config
+
+pytestmark = pytest.mark.identities
+
+LENET, RESNET, TRANSFORMER, LSTM = (task for task, _ in networks.tasks(networks.Sizes()))
+
+
+def depth(task: Task) -> int:
+    return sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in task.net().modules())
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "layers", "weights"),
+    [
+        (LENET, "LeNet-5", 5, 61_706),  # of LeCun et al., with all 16 maps of the second layer connected to all 6
+        (RESNET, "ResNet-20", 20, 269_722),  # He et al. give 0.27 million
+    ],
+    ids=["LeNet-5", "ResNet-20"],
+)
+def test_layers_and_weights_are_those_of_the_papers(task: Task, name: str, layers: int, weights: int) -> None:
+    assert (task.name, depth(task), task.weights) == (name, layers, weights)
+
+
+@pytest.mark.parametrize("task", [task for task, _ in networks.tasks(networks.QUICK)], ids=lambda task: task.name)
+def test_a_batch_has_an_output_for_each_class(task: Task) -> None:
+    x, y = task.data(3)
+    assert task.net()(x).shape == (3, 10)
+    assert y.shape == (3,)
+
+
+def test_a_residual_block_without_weights_adds_nothing_to_its_input() -> None:
+    """Where it has half the positions and more channels, they are the even positions, and the new channels are 0."""
+    x = torch.rand(2, 3, 8, 8)
+    block = networks.Block(3, 5, 2, nn.Conv2d).eval()
+    for parameter in block.parameters():
+        nn.init.zeros_(parameter)
+    outputs = block(x)
+    assert torch.equal(outputs[:, :3], x[:, :, ::2, ::2])
+    assert torch.equal(outputs[:, 3:], torch.zeros(2, 2, 4, 4))
+
+
+def test_every_estimator_and_prediction_of_every_network_has_a_row() -> None:
+    config = Config(report.this_run("networks", "", threads=1, rounds=2, seed=0))
+    rows = networks.networks(config, networks.QUICK)
+    tables = {title: [row.name for row in group] for title, group in report.by_table(rows)}
+    ours = [f"bayesbackprop {estimator}" for estimator in ("shared", "flipout", "local")]
+    assert list(tables.values()) == [["plain", *ours], ["passes", "bayesbackprop", "bayesbackprop kept"]] * 4
+    assert all(row.milliseconds is not None for row in rows)
+    notes = {(row.network, row.name): row.note for row in rows}
+    assert notes["LeNet-5", "bayesbackprop local"] == "scale mixture, sampled"
+    assert "of the weights as for shared" in notes["LSTM", "bayesbackprop local"]  # which has no rule for it
+    assert notes["LSTM", "bayesbackprop shared"] == "scale mixture, sampled"

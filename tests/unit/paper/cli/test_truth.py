@@ -1,0 +1,33 @@
+"""``bbb truth``: one row after the other, and the table of all."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from bayesbackprop_paper.cli import truth as command
+from bayesbackprop_paper.experiments import nuts
+from commands import bbb
+
+pytestmark = pytest.mark.identities
+
+
+def test_nuts_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = []
+    monkeypatch.setattr(nuts, "measure", lambda run: measured.append(run) or {"TV near": 0.5})
+    options = ("truth", "nuts", "--problem", "moons", "--method", "diagonal", "--results", tmp_path)
+    for seeds in (1, 2):
+        result = bbb(*options, "--seeds", seeds)
+        assert result.exit_code == 0, result.output
+    assert [(run.task, run.method, run.seed) for run in measured] == [("moons", "diagonal", seed) for seed in (0, 1)]
+    assert result.stdout.strip() == (tmp_path / "nuts.md").read_text().strip()
+    rows = json.loads((tmp_path / "nuts.json").read_text())
+    assert [row["seed"] for row in rows.values()] == [0, 1]
+    assert bbb("truth", "nuts", "--method", "guess").exit_code == 2
+
+
+def test_names_are_checked() -> None:
+    assert command.chosen(None, ["a", "b"], "--method") == ["a", "b"]
+    with pytest.raises(typer.BadParameter, match="'c' is none of a, b"):
+        command.chosen(["c"], ["a", "b"], "--method")
