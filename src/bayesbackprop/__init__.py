@@ -9,7 +9,7 @@ from bayesbackprop._version import __version__
 from bayesbackprop.calibration import calibrate_temperature, conformal_intervals
 from bayesbackprop.comparison import compare
 from bayesbackprop.export import load_sparse, save_sparse, sparse
-from bayesbackprop.families import Diagonal, FullCovariance, LowRank
+from bayesbackprop.families import Conditional, Diagonal, FullCovariance, LowRank, Mixture
 from bayesbackprop.likelihoods import (
     Bernoulli,
     Categorical,
@@ -39,6 +39,7 @@ __all__ = [
     "Bayesian",
     "Bernoulli",
     "Categorical",
+    "Conditional",
     "Cost",
     "Diagonal",
     "Draw",
@@ -52,6 +53,7 @@ __all__ = [
     "LogDensity",
     "LogLikelihood",
     "LowRank",
+    "Mixture",
     "NegativeBinomial",
     "Normal",
     "Ordinal",

@@ -31,8 +31,8 @@ from bayesbackprop_paper.experiments.truth import Figures, Run
 # Networks whose predictions are averaged.
 _DRAWS = 2000
 
-# What is compared, by column of the reference, and where: the mean absolute difference, which of the probability of one of
-# two classes is the total variation.
+# What is compared, by column of the reference, and where: the mean absolute difference. Of the probability of one of
+# two classes it is the total variation.
 _COMPARED = {
     "mean": ("mean", ("on", "gap", "out")),
     "sd": ("sd", ("on", "gap", "out")),
