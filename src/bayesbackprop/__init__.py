@@ -29,6 +29,7 @@ from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
+from bayesbackprop.refinement import refine
 from bayesbackprop.saving import load, save
 from bayesbackprop.training import Batches, fit
 from bayesbackprop.verdict import evaluate
@@ -74,6 +75,7 @@ __all__ = [
     "load_sparse",
     "plain_kernels",
     "prune",
+    "refine",
     "save",
     "save_sparse",
     "sparse",
