@@ -120,7 +120,7 @@ def test_constant_weights_stay_constant():
     refined = refine(pruned, (X, Y), draws=20, iterations=200, leapfrogs=6, progress=False)
     for name, q in pruned.posterior.items():
         assert not refined.weights[name][:, ~q.random].any()
-        assert refined.weights[name][:, q.random].std(0, correction=0).gt(0).all()
+        assert (refined.weights[name][0] != refined.weights[name][1])[q.random].all()
 
 
 def test_it_says_when_it_has_not_converged():
