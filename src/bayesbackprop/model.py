@@ -133,7 +133,10 @@ class Bayesian(nn.Module):
 
     @property
     def posterior(self) -> dict[str, WeightPosterior]:
-        """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
+        """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``.
+
+        Of the families ``Mixture`` and ``Conditional`` it is only where they started.
+        """
         return {name: parameter.q for name, parameter in self.engine().parameters.by_name.items()}
 
     def report(self, data: Data | None = None, *, draws: int = 100, seed: int | None = None) -> str:
@@ -203,7 +206,7 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The network at the posterior mean, as ``net(...)``."""
-        self._check_about_mu("Bayesian.forward")
+        self.check_about_mu("Bayesian.forward")
         return self.net(*args, **kwargs)
 
     # --- predicting --------------------------------------------------------------------------------------------------
@@ -256,7 +259,7 @@ class Bayesian(nn.Module):
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
         """The prediction of the network at the posterior mean alone."""
         check_batch("inputs", "Bayesian.predict_mean", tensors_of((args, kwargs)))
-        self._check_about_mu("Bayesian.predict_mean")
+        self.check_about_mu("Bayesian.predict_mean")
         with predicting("Bayesian.predict_mean", self.net, args, kwargs):
             outputs = tree_map(lambda output: output.unsqueeze(0), self.net(*args, **kwargs))
         return predictive(self.likelihood, outputs, 1)
@@ -295,10 +298,12 @@ class Bayesian(nn.Module):
         joints = [(names, family, joint) for (names, family), joint in pairs]
         return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules, joints)
 
-    def _check_about_mu(self, owner: str) -> None:
+    def check_about_mu(self, owner: str) -> None:
+        """Refuse, for ``owner``, a posterior whose mean is no network that predicts."""
         for _, family in self.families:
             if not family.about_mu:
-                raise invalid("family", owner, "one whose mean is a network that predicts (use predict)", family)
+                constraint = "one whose mean is a network that predicts (draws do: predict, ensemble)"
+                raise invalid("family", owner, constraint, family)
 
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
         words = {name: _checked_word(name, word) for name, word in (("step", step), ("index", index))}

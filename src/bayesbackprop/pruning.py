@@ -93,9 +93,7 @@ def forget_momentum(model: Bayesian, optimiser: torch.optim.Optimizer) -> None:
 def _posteriors(model: object, owner: str) -> list[WeightPosterior]:
     if not isinstance(model, Bayesian):
         raise invalid("model", owner, "a Bayesian", model)
-    for _, family in model.families:
-        if not family.about_mu:
-            raise invalid("model", owner, "one whose weights are each about a mean of its own", family)
+    model.check_about_mu(owner)
     for parameter in model.parameters():
         check_finite("model", owner, parameter)
     return list(model.posterior.values())

@@ -20,6 +20,7 @@ from bayesbackprop import (
     load,
     prune,
     save,
+    sparse,
 )
 from bayesbackprop.diagnostics import diagnose
 from bayesbackprop.families import describe, from_description
@@ -235,7 +236,8 @@ def test_inputs_may_be_a_number():
             r"one Conditional for all parameters that are Bayesian. Got \['0.bias', '0.weight'\] besides",
         ),
         (lambda: model().complexity_closed(), "KL is the same at all draws"),
-        (lambda: prune(model(), 0.5), "each about a mean of its own. Got Conditional"),
+        (lambda: prune(model(), 0.5), "of prune must be one whose mean is a network.* Got Conditional"),
+        (lambda: sparse(model()), "of sparse must be one whose mean is a network"),
         (lambda: model().predict_mean(X), "whose mean is a network that predicts"),
         (lambda: model()(X), "whose mean is a network that predicts"),
         (lambda: Conditional(torch.zeros(4)), "a row for each"),

@@ -10,7 +10,19 @@ from torch.distributions import Categorical as Choice
 from torch.distributions import Independent, MixtureSameFamily
 from torch.distributions import Normal as TorchNormal
 
-from bayesbackprop import Bayesian, Diagonal, FreeEnergy, Gaussian, Mixture, Normal, ScaleMixture, load, prune, save
+from bayesbackprop import (
+    Bayesian,
+    Diagonal,
+    FreeEnergy,
+    Gaussian,
+    Mixture,
+    Normal,
+    ScaleMixture,
+    load,
+    prune,
+    save,
+    sparse,
+)
 from bayesbackprop.families import describe, from_description
 from commands import bbb
 
@@ -144,7 +156,8 @@ def test_saved_shown_and_reported(tmp_path: Path):
     [
         (lambda: FreeEnergy(model(), n=7, complexity="closed"), "'sampled' for Mixture.*no closed form"),
         (lambda: model().complexity_closed(), "no closed form"),
-        (lambda: prune(model(), 0.5), "each about a mean of its own. Got Mixture"),
+        (lambda: prune(model(), 0.5), "of prune must be one whose mean is a network.* Got Mixture"),
+        (lambda: sparse(model()), "of sparse must be one whose mean is a network"),
         (lambda: model().predict_mean(X), "whose mean is a network that predicts"),
         (lambda: model()(X), "whose mean is a network that predicts"),
         (lambda: Mixture(0), "'components' parameter of Mixture must be an int in"),
