@@ -332,6 +332,13 @@ TABLE: dict[str, Entry] = {
         seed=WHOLE | "None",
     ),
     "LowRank": entry(lambda rank: wrapped(family=bbb.LowRank(rank)), rank=COUNT),
+    "Mixture": entry(lambda components: wrapped(family=bbb.Mixture(components)), components=COUNT),
+    "Conditional": entry(
+        lambda inputs: wrapped(family=bbb.Conditional(inputs), prior=bbb.Normal(1.0)),
+        dict,
+        "family",
+        inputs=COUNT | DATA,
+    ),
     "Bayesian.seed": entry(lambda seed: setattr(small_model(), "seed", seed), seed=WHOLE),
     "Bayesian.draw": entry(
         lambda **given: small_model().draw(**given)(X),
@@ -514,6 +521,18 @@ TABLE: dict[str, Entry] = {
     ),
     "load_sparse": entry(bbb.load_sparse, path=ANY),
     "sparse": entry(bbb.sparse, network=MODEL | "module"),
+    "refine": entry(
+        lambda **given: bbb.refine(
+            **{"model": small_model(), "data": (X, Y), "draws": 2, "iterations": 8, "leapfrogs": 1, **given}
+        ),
+        model=MODEL,
+        data=DATA,
+        draws=COUNT,
+        iterations=COUNT,
+        leapfrogs=COUNT,
+        seed=WHOLE | "None",
+        progress=FLAG,
+    ),
     "prune": entry(bbb.prune, lambda: {"model": small_model(), "fraction": 0.5}, model=MODEL, fraction=PROBABILITY),
     "threshold": entry(threshold, lambda: {"model": small_model()}, fraction=PROBABILITY),
     "snr": entry(snr, model=MODEL),

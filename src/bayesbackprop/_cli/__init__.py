@@ -63,7 +63,7 @@ PANELS = (
             Command("evaluate", "evaluate", "command", "Error, NLL, Brier score and calibration of networks."),
             Command("report", "demo", "report", "Write one self-contained HTML page on trained networks."),
             Command("reproduce", "reproduce", "app", "The tables and figures of the paper, one command each."),
-            Command("truth", "truth", "app", "How near it comes to exact answers, and to others."),
+            Command("truth", "truth", "app", "How near the library comes to what is known."),
             Command("bandit", "bandit", "app", "Contextual bandits: agents that explore by themselves."),
             Command("data", "data", "app", "The data sets: what there is, fetch it, where it is."),
             Command("bench", "bench", "app", "Measure speed against plain PyTorch and other libraries."),

@@ -12,7 +12,7 @@ import typer
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
 from bayesbackprop_paper.experiments import defaults, nuts, truth
 
-app = typer.Typer(help="How near the library comes to what is known, one command each.", no_args_is_help=True)
+app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
 Seeds = Annotated[int, typer.Option(min=1, help="How many, counted from 0.")]
 Methods = Annotated[list[str] | None, typer.Option("--method", help="Rows; may be repeated. [default: all]")]
