@@ -109,11 +109,12 @@ def trust(verdict: Verdict, kind: str) -> str:
         promised, kept = float((rows * confidence).sum()) / count, scores[0]  # the accuracy
         spread = math.sqrt(float((rows * confidence * (1 - confidence)).sum())) / count
         excess = [(kept - promised) / max(spread, 1 / count)]
-        said = f"its mean confidence is {promised:.1%}, its accuracy {kept:.1%}"
+        said = f"its mean confidence is {100 * promised:.1f} %, its accuracy {100 * kept:.1f} %"
     else:
         held = dict(zip(diagram.level.tolist(), diagram.observed.tolist(), strict=True))
         excess = [(held[level] - level) / math.sqrt(level * (1 - level) / count) for level in (0.5, 0.9)]
-        said = f"{held[0.5]:.0%} of the targets lie in the 50 % intervals, {held[0.9]:.0%} in the 90 % intervals"
+        half, most = (f"{100 * held[level]:.0f} %" for level in (0.5, 0.9))
+        said = f"{half} of the targets lie in the 50 % intervals, {most} in the 90 % intervals"
     if min(excess) < -_ERRORS:
         return f"Do not trust its uncertainty, which is too small: {said}."
     if max(excess) > _ERRORS and kind != "counts":  # an interval of whole numbers holds more than it promises

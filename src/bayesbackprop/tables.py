@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -277,11 +277,10 @@ class TableModel:
         check_text("TableModel.save_html", title=title)
         if self.comparison is None:
             raise invalid("model", "TableModel.save_html", "one that was just fitted", Described("a loaded one"))
-        panels = panels_of({"": self.comparison.verdicts[_OURS]})
-        if self._points:
-            panels = {"Held-out rows": lambda axes: _page.intervals(axes, **self._points), **panels}
+        calibration, risk = panels_of({"": self.comparison.verdicts[_OURS]}).items()
+        points = ("Held-out rows", lambda axes: _page.intervals(axes, **self._points))
+        drawn = _page.figure(dict([points, calibration] if self._points else [calibration, risk]), named=False)
         about, *verdicts = self.tables()
-        drawn = _page.figure(panels, named=False)
         _page.save(path, title, [*verdicts, about], drawn, "TableModel.save_html", self.sentences)
 
 
@@ -360,8 +359,7 @@ def fit_table(
         estimator.verbose = False
     else:
         estimator.fit(x[train], y[train])
-    seconds = {_OURS: time.perf_counter() - started}
-    return _judged(model, x, y, train, test, seconds)
+    return _judged(model, x, y, train, test, time.perf_counter() - started)
 
 
 def _targets(
@@ -378,7 +376,7 @@ def _targets(
         are_grades = distinct <= _GRADES and bool((numbers[words.notna()] % 1 == 0).all())
         is_number = guessed.kind == "number" or (guessed.kind == "dropped" and not np.isnan(numbers).any())
         kind = "regression" if is_number and not are_grades else "classification"
-        notes.append(f"'{target}' is taken for {kind}; `kind` says otherwise.")
+        notes.append(f"'{target}' is taken for {kind}; kind (--kind) can say otherwise.")
     if guessed.kind == "date":
         raise invalid("target", owner, "a column of numbers or classes", Described(f"'{target}', which holds dates"))
     if kind == "classification":
@@ -414,35 +412,29 @@ def _split(y: NDArray[Any], share: float, seed: int, kind: Kind, owner: str) -> 
 
 
 def _judged(
-    model: TableModel,
-    x: NDArray[Any],
-    y: NDArray[Any],
-    train: NDArray[Any],
-    test: NDArray[Any],
-    seconds: dict[str, float],
+    model: TableModel, x: NDArray[Any], y: NDArray[Any], train: NDArray[Any], test: NDArray[Any], seconds: float
 ) -> TableModel:
-    """The model with the verdict on it."""
+    """The model, whose fit took so long, with the verdict on it."""
     of_classes = model.kind == "classification"
     known = torch.tensor(np.searchsorted(model.estimator.classes_, y) if of_classes else y)
-    models = {_OURS: Predicting(model.estimator.predictive)}
+    started = time.perf_counter()
     with warnings.catch_warnings():  # a linear model that has not quite converged is one still
         warnings.simplefilter("ignore")
-        models |= rivals(model.kind, x[train], y[train])
-    verdicts, costs = {}, {}
-    for name, each in models.items():
-        started = time.perf_counter()
-        blocks = list(zip(torch.tensor(x[test]).split(_ROWS), known[test].split(_ROWS), strict=True))
-        verdicts[name] = evaluate(each, blocks, draws=model.estimator.draws)
-        costs[name] = torch.cat([-each.predictive(rows.numpy()).log_prob(truth).double() for rows, truth in blocks])
-        seconds.setdefault(name, time.perf_counter() - started)
-    comparison = Comparison(verdicts, models, seconds, {})
+        models = {_OURS: Predicting(model.estimator.predictive), **rivals(model.kind, x[train], y[train])}
+    taken = dict(zip(models, (seconds, time.perf_counter() - started, 0.0), strict=True))
+    blocks = list(zip(torch.tensor(x[test]).split(_ROWS), known[test].split(_ROWS), strict=True))
+    verdicts = {name: evaluate(each, blocks, draws=model.estimator.draws) for name, each in models.items()}
+    costs = {
+        name: torch.cat([-each.predictive(rows.numpy()).log_prob(truth).double() for rows, truth in blocks])
+        for name, each in models.items()
+    }
     points = {}
     if not of_classes:
-        some = test[:_POINTS]
-        found = model._summary(model.estimator.predictive(x[some]))
-        points = {"mean": found["mean"], "low": found["q05"], "high": found["q95"], "y": y[some, 0]}
-    sentences = (worth(verdicts, costs), trust(verdicts[_OURS], model.kind))
-    drawn = {name: values.tolist() for name, values in points.items()}
-    return TableModel(
-        model.target, model.kind, model.columns, model.estimator, sentences, model.notes, comparison, drawn
+        found = model._summary(model.estimator.predictive(x[test[:_POINTS]]))
+        points = {"mean": found["mean"], "low": found["q05"], "high": found["q95"], "y": y[test[:_POINTS], 0]}
+    return replace(
+        model,
+        sentences=(worth(verdicts, costs), trust(verdicts[_OURS], model.kind)),
+        comparison=Comparison(verdicts, models, taken, {}),
+        _points={name: values.tolist() for name, values in points.items()},
     )
