@@ -25,6 +25,8 @@ except ImportError as error:
     needs = 'bayesbackprop.tables needs pandas and scikit-learn: pip install "bayesbackprop[tables]"'
     raise ImportError(needs) from error
 
+__all__ = ["Column", "Frame", "guess", "learn", "numbers_of", "pd", "read_table", "words_of"]
+
 ColumnKind = Literal["number", "date", "category", "dropped"]
 Values = Any  # a pandas.Series: pandas has no annotations
 Frame = Any  # a pandas.DataFrame
@@ -232,7 +234,8 @@ class Column:
     @classmethod
     def from_json(cls, described: Any) -> Self:
         """The column that :meth:`to_json` described. What no fit leaves is refused."""
-        column = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in described.items()})
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+        column = cls(**fields)
         texts = (column.name, column.note, column.form, *column.absent, *column.values, *column.rare)
         if not all(isinstance(text, str) for text in texts) or column.kind not in get_args(ColumnKind):
             raise ValueError(f"a column {described!r:.80}")

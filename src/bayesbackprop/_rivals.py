@@ -26,9 +26,10 @@ class Predicting(NamedTuple):
 
     predictive: Callable[[Rows], Predictive]
 
-    def predict(self, inputs: Tensor, *, draws: int, seed: int | None) -> Predictive:  # noqa: ARG002
-        """The prediction, whatever the draws."""
-        return self.predictive(inputs.numpy())
+    def predict(self, *args: Any, draws: int, seed: int | None, **kwargs: Any) -> Predictive:  # noqa: ARG002
+        """The prediction of one tensor of rows, whatever the draws."""
+        (rows,) = args
+        return self.predictive(rows.numpy())
 
 
 def rivals(kind: str, x: Rows, y: Rows) -> dict[str, Predicting]:

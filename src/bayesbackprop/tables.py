@@ -4,6 +4,7 @@
 scikit-learn's transformers have learnt is kept as plain numbers and words, so a file of it never runs code.
 """
 
+import html
 import io
 import math
 import os
@@ -170,7 +171,7 @@ class TableModel:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        said = "".join(f"<p>{_page.html.escape(each)}</p>" for each in self.sentences)
+        said = "".join(f"<p>{html.escape(each)}</p>" for each in self.sentences)
         return said + "".join(table.html() for table in self.tables())
 
     def tables(self) -> list[Table]:
@@ -420,7 +421,10 @@ def _judged(
     started = time.perf_counter()
     with warnings.catch_warnings():  # a linear model that has not quite converged is one still
         warnings.simplefilter("ignore")
-        models = {_OURS: Predicting(model.estimator.predictive), **rivals(model.kind, x[train], y[train])}
+        models: dict[str, Any] = {
+            _OURS: Predicting(model.estimator.predictive),
+            **rivals(model.kind, x[train], y[train]),
+        }
     taken = dict(zip(models, (seconds, time.perf_counter() - started, 0.0), strict=True))
     blocks = list(zip(torch.tensor(x[test]).split(_ROWS), known[test].split(_ROWS), strict=True))
     verdicts = {name: evaluate(each, blocks, draws=model.estimator.draws) for name, each in models.items()}
