@@ -19,6 +19,8 @@ Rows = NDArray[Any]
 # Held-out rows without which nothing can be said, and standard errors beyond which a difference is one: one in eighty
 # is larger by chance.
 _TELLING, _ERRORS = 20, 2.5
+# The least standard deviation of a line's residuals, in those of the targets.
+_LEAST = 1e-6
 
 
 class Predicting(NamedTuple):
@@ -46,9 +48,15 @@ def rivals(kind: str, x: Rows, y: Rows) -> dict[str, Predicting]:
     target = y[:, 0]
     mean, sd = target.mean(), target.std()
     if kind == "regression":
-        ridge = BayesianRidge().fit(x, target)
+        ridge = BayesianRidge().fit(x.astype(np.float64), target)
+
+        def line(rows: Rows) -> Predictive:
+            with np.errstate(invalid="ignore"):  # without noise, rounding may make its variance negative
+                middle, spread = ridge.predict(rows.astype(np.float64), return_std=True)
+            return _normal(middle, np.maximum(np.nan_to_num(spread), _LEAST * sd))
+
         return {
-            "linear model": Predicting(lambda rows: _normal(*ridge.predict(rows, return_std=True))),
+            "linear model": Predicting(line),
             "mean alone": Predicting(lambda rows: _normal(np.full(len(rows), mean), np.full(len(rows), sd))),
         }
     poisson = PoissonRegressor(alpha=1e-3, max_iter=1000).fit(x, target)

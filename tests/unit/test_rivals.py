@@ -79,6 +79,13 @@ def test_rivals_of_numbers_are_the_best_of_their_kind() -> None:
     assert constant.predictive(X).stddev[0] == pytest.approx(y.std())
 
 
+def test_a_line_without_noise_has_a_spread_still() -> None:
+    y = (X @ [1.0, -2.0])[:, None].astype(np.float64)
+    prediction = rivals("regression", X, y)["linear model"].predictive(X)
+    assert (prediction.stddev > 0).all()
+    assert prediction.log_prob(torch.tensor(y)).isfinite().all()
+
+
 def test_rivals_of_classes_know_their_frequencies() -> None:
     y = np.where(X[:, 0] > 0.5, "yes", "no")
     logistic, constant = rivals("classification", X, y).values()
