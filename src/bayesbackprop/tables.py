@@ -327,7 +327,8 @@ def fit_table(
     check_text(owner, target=target)
     if kind is not None:
         check_choice(owner, get_args(Kind), kind=kind)
-    check_list(owner, drop=drop)
+    for name in check_list(owner, drop=drop):
+        check_text(owner, drop=name)
     check_flag(owner, progress=progress)
     share = check_probability(owner, held_out=held_out)["held_out"]
     options = check_count(owner, draws=draws) | check_count(owner, least=0, below=2**32, seed=seed)
