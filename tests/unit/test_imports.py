@@ -53,6 +53,7 @@ try:
     import bayesbackprop.tables
 except ImportError as error:
     found["without pandas"] = str(error)
+del sys.modules["pandas"]
 import typer.main
 from bayesbackprop._cli import app
 typer.main.get_command(app)
