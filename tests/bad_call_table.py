@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ from bayesbackprop.calibration import TemperatureScaled
 from bayesbackprop.diagnostics import diagnose, pareto_k
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop.tables import TableModel, fit_table
 from bayesbackprop.verdict import Verdict
 
 Call = Callable[..., Any]
@@ -213,6 +215,20 @@ def fitted(kind: type) -> Any:
 def fitting(kind: type) -> Call:
     """What makes an estimator and fits it, which is when scikit-learn's check their parameters."""
     return lambda **given: kind(**{"max_iter": 1, "hidden_layer_sizes": (2,), **given}).fit(**SAMPLE)
+
+
+def rows() -> Any:
+    """A small table of pandas."""
+    return pandas.DataFrame({"size": torch.linspace(0, 1, 30).numpy(), "price": torch.linspace(1, 2, 30).numpy()})
+
+
+def tabled(**given: Any) -> TableModel:
+    return fit_table(**{"table": rows(), "target": "price", "epochs": 1, "draws": 2, **given})
+
+
+@cache
+def table_model() -> TableModel:
+    return tabled()
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -764,4 +780,23 @@ TABLE: dict[str, Entry] = {
     ),
     "BayesianMLPRegressor.save": entry(lambda path: inside(fitted(BayesianMLPRegressor).save, path=path), path=TEXT),
     "BayesianMLPRegressor.load": entry(BayesianMLPRegressor.load, path=ANY),
+    # tables
+    "fit_table": entry(
+        tabled,
+        table=ANY,
+        target=ANY,
+        kind=Kind(("None",)),
+        drop=Kind(("[]",)),
+        held_out=Kind(("0.5", "Fraction", "np.float32")),
+        epochs=COUNT | "None",
+        draws=COUNT,
+        seed=WHOLE,
+        progress=FLAG,
+    ),
+    "TableModel.predict": entry(lambda table: table_model().predict(table), table=ANY),
+    "TableModel.save": entry(lambda path: inside(table_model().save, path=path), path=TEXT),
+    "TableModel.save_html": entry(
+        lambda **given: inside(table_model().save_html, **{"path": "x", **given}), path=TEXT, title=TEXT | "None"
+    ),
+    "TableModel.load": entry(TableModel.load, path=ANY),
 }

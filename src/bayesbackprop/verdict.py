@@ -192,6 +192,11 @@ def shown(name: str, value: float) -> str:
 
 def figure_of(verdicts: Mapping[str, Verdict]) -> Any:
     """One figure of all verdicts, which are of the same data: a curve for each by name."""
+    return _page.figure(panels_of(verdicts), named=len(verdicts) > 1)
+
+
+def panels_of(verdicts: Mapping[str, Verdict]) -> dict[str, Callable[[Any], None]]:
+    """What :func:`figure_of` draws, by title."""
     first = next(iter(verdicts.values()))
     panels: dict[str, Callable[[Any], None]] = {}
     of_classes = isinstance(first.scores, ClassScores)
@@ -225,7 +230,7 @@ def figure_of(verdicts: Mapping[str, Verdict]) -> Any:
             for name, verdict in verdicts.items()
         }
         panels["What shifts of the inputs cost"] = lambda axes: _page.dots(axes, nlls, "NLL, nats")
-    return _page.figure(panels, named=len(verdicts) > 1)
+    return panels
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
