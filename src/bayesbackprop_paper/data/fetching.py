@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 import zipfile
 import zlib
@@ -160,6 +161,8 @@ def http_download(address: Address, progress: Progress | None) -> bytes:
                 if progress:
                     progress(min(done, address.size), address.size)
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         raise _UnreachableError(f"{error}") from error
     return b"".join(parts)
 

@@ -113,9 +113,9 @@ def ours(seed: int, size: Size) -> Predictor:
 
 def ours_from_dropout(seed: int, size: Size) -> Predictor:
     """Bayes by Backprop from the weights of dropout, with a small rate for the means and a large one for rho."""
-    net = network(Config("sgd", seed=seed))
+    start, net = _dropout_net(seed, size), network(Config("sgd", seed=seed))
     with torch.no_grad():
-        for own, theirs in zip(net.parameters(), _dropout_net(seed, size).parameters(), strict=True):
+        for own, theirs in zip(net.parameters(), start.parameters(), strict=True):
             own.copy_(theirs)
     return _bayesian(net, seed, size, size.from_dropout, 2e-4, 25.0)
 
