@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, distributions, nn
+from torch.nn.functional import logsigmoid
 from torch.utils._pytree import tree_map
 
 from bayesbackprop import _page
@@ -432,7 +433,24 @@ def _uncertainty(prediction: Predictive) -> dict[str, Tensor]:
         # Of one draw it is 0, but for rounding.
         "epistemic": prediction.epistemic.double().flatten().cpu() * (prediction.draws > 1),
         "variance": by_draw.var(0, correction=0).sum(1),  # of the probabilities, over the draws
+        "reverse information": _reverse_information(prediction, probs),
     }
+
+
+def _reverse_information(prediction: ClassPredictive, probs: Tensor) -> Tensor:
+    """E_w KL[P(y|x) || P(y|x,w)], where the epistemic part is E_w KL[P(y|x,w) || P(y|x)].
+
+    It counts draws that all but rule out what the others believe, by how much they do.
+    """
+    components = prediction.components
+    logits = components.logits.double().cpu()
+    if isinstance(components, distributions.Bernoulli):
+        log_by_draw = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1)
+    else:
+        log_by_draw = logits.log_softmax(-1)
+    mean_of_logs = log_by_draw.flatten(0, -2).view(prediction.draws, *probs.shape).mean(0)
+    gained = torch.xlogy(probs, probs) - probs * mean_of_logs
+    return gained.sum(1).clamp(min=0) * (prediction.draws > 1)  # below 0, and of one draw not 0, only by rounding
 
 
 def _table(probs: Tensor, prediction: ClassPredictive) -> Tensor:
