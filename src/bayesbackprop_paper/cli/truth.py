@@ -10,7 +10,7 @@ import rich.console
 import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
-from bayesbackprop_paper.experiments import nuts, truth
+from bayesbackprop_paper.experiments import defaults, nuts, truth
 
 app = typer.Typer(help="How near the library comes to what is known, one command each.", no_args_is_help=True)
 
@@ -55,3 +55,23 @@ def truth_nuts(
     names = chosen(methods, list(nuts.METHODS), "--method")
     runs = [truth.Run(task, method, seed) for seed in range(seeds) for task in tasks for method in names]
     measured("nuts", runs, nuts.measure, results)
+
+
+@app.command("defaults")
+def truth_defaults(
+    methods: Methods = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help="May be repeated. [default: all]")] = None,
+    seeds: Seeds = 5,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """A Bayesian network with all its defaults beside plain training for as many epochs, on eight tasks.
+
+    Example: `bbb truth defaults --task wine --seeds 1`
+    """
+    set_threads(threads)
+    names = chosen(tasks, list(defaults.TASKS), "--task")
+    ways = chosen(methods, list(defaults.METHODS), "--method")
+    runs = [truth.Run(task, way, seed) for seed in range(seeds) for task in names for way in ways]
+    measured("defaults", runs, defaults.measure, results)
+    typer.echo(defaults.verdicts(truth.entries(results / "defaults.json")))
