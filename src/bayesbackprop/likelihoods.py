@@ -391,7 +391,9 @@ class Gaussian(Likelihood):
         mean, raw = output.chunk(2, dim=-1)
         scale = softplus(raw)
         away = (mean - target.to(output.dtype)) / scale
-        return torch.cat([away, (1 - away.square()) * raw.sigmoid()], -1).div_(torch.cat([scale, scale], -1) * len(target))
+        return torch.cat([away, (1 - away.square()) * raw.sigmoid()], -1).div_(
+            torch.cat([scale, scale], -1) * len(target)
+        )
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)

@@ -5,7 +5,7 @@ beside it nor on how often it is asked for.
 """
 
 try:
-    from sklearn.utils.validation import validate_data as _  # since 1.6
+    from sklearn.utils.validation import validate_data  # noqa: F401 (since 1.6)
 except ImportError as error:
     needs = 'bayesbackprop.sklearn needs scikit-learn 1.6 or newer: pip install "bayesbackprop[sklearn]"'
     raise ImportError(needs) from error

@@ -34,14 +34,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         activation: ``"relu"``, ``"tanh"`` or ``"logistic"``.
         prior: P(w); None for ``Normal(1.0)``.
         sigma: The standard deviation with which each weight starts.
-        temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold".
+        temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold". None is 0.6 where
+            ``max_iter`` is given, which was better on all data sets that were tried, and 1 where the fit converges and
+            in streams. Of several hundred passes choose 1.
         batch_size: Examples of a minibatch; ``"auto"`` for 200, or all where there are fewer.
-        learning_rate_init: Of Adam. In ``fit`` it is constant while the free energy falls, but for half of ``max_iter``
-            passes at most; then it falls linearly to 0.
-        max_iter: The most passes over the data in ``fit``. If the free energy still fell when the learning rate had to
-            go down, there is a ``ConvergenceWarning``.
-        tol: The free energy has stopped falling where a quarter of the passes lowered it by less than so many nats per
-            example, or by less than the standard error.
+        learning_rate_init: Of Adam, at the start; in ``fit`` it falls linearly to 0.
+        max_iter: Passes over the data in ``fit``. Over four fifths of them the complexity rises to its full weight; if
+            the free energy still falls then, there is a ``ConvergenceWarning``. None goes on until it has stopped
+            falling, which takes several times as long.
         early_stopping: Hold out rows and stop where they are not predicted better any more. The free energy needs no
             such rows: this is for comparisons, and for temperatures below 1.
         validation_fraction: The part of the rows that ``early_stopping`` holds out.
@@ -94,7 +94,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
             raise invalid("classes", owner, f"left out or those of the first call, {known.tolist()}", classes)
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            raise invalid("class_weight", owner, "None or a mapping: a stream does not say how often each comes", "balanced")
+            raise invalid(
+                "class_weight", owner, "None or a mapping: a stream does not say how often each comes", "balanced"
+            )
         return self._learn(X, y, sample_weight, n=n_samples, like=classes)
 
     def predict(self, X: Any) -> NDArray[Any]:

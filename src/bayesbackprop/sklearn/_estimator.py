@@ -43,6 +43,20 @@ from bayesbackprop.training import Batches, Callback, Run, fit
 # The examples of a minibatch, if there are as many: a larger one costs more, and is hardly less noisy than the draws.
 _BATCH = 200
 
+# The share of the passes of ``fit`` over which the complexity rises to its full weight. At full weight at once it
+# switches units off before they have learnt anything, and off they stay.
+_WARMUP = 0.8
+
+# The temperature where the passes are given. So few leave the posterior too wide: on seven data sets, 120 passes at .6
+# gave a lower NLL and a better coverage than at 1, each time.
+_COLD = 0.6
+
+# A change of the free energy, in nats per example, that is worth more passes.
+_MUCH = 0.02
+
+# Networks to average in the predictions on held-out rows: enough to compare passes, and quick.
+_VALIDATION_DRAWS = 10
+
 # Rows to predict at a time: of their outputs there are ``draws`` times as many.
 _ROWS = 2**12
 
@@ -62,11 +76,10 @@ class BayesianMLP(Kept, ABC):
     _: KW_ONLY
     prior: Prior | None = None
     sigma: float = 0.01
-    temperature: float = 1.0
+    temperature: float | None = None
     batch_size: int | Literal["auto"] = "auto"
-    learning_rate_init: float = 0.01
-    max_iter: int = 200
-    tol: float = 1e-2
+    learning_rate_init: float = 0.03
+    max_iter: int | None = 120
     early_stopping: bool = False
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
@@ -86,7 +99,7 @@ class BayesianMLP(Kept, ABC):
             sample_weight: How often each row counts, 1 unless given: 2 is as if it were there twice, and 0 as if it
                 were not there.
         """
-        return self._learn(X, y, sample_weight, epochs=self.max_iter)
+        return self._learn(X, y, sample_weight, streams=False)
 
     def _start(self, features: int, dtype: torch.dtype, likelihood: Likelihood) -> None:
         """A network that has seen nothing."""
@@ -101,13 +114,12 @@ class BayesianMLP(Kept, ABC):
         self.loss_curve_: list[float] = []
 
     def _learn(
-        self, X: Any, y: Any, weights: Any, epochs: int | None = None, n: int | None = None, like: Any = None
+        self, X: Any, y: Any, weights: Any, streams: bool = True, n: int | None = None, like: Any = None
     ) -> Self:
-        """Learn in so many passes; or (None) go on, in one pass over a part of a stream of ``n`` examples.
+        """Learn; or go on, in one pass over a part of a stream of ``n`` examples.
 
         The first targets may not show all classes; ``like`` does. A failure leaves the estimator as it was.
         """
-        streams = epochs is None
         first = not hasattr(self, "model_") or not (streams or self.warm_start)
         with all_or_nothing(self):
             self._check_parameters()
@@ -124,7 +136,7 @@ class BayesianMLP(Kept, ABC):
             seen = self.n_samples_seen_ if streams else 0
             n = seen + len(y) if n is None else n
             n = check_count(f"{self._name}.partial_fit", least=len(y), n_samples=n)["n_samples"]
-            self._train(x, self._encode(y), weights, epochs, n)
+            self._train(x, self._encode(y), weights, streams, n)
             self.n_samples_seen_ = seen + len(y)
         return self
 
@@ -142,51 +154,75 @@ class BayesianMLP(Kept, ABC):
             return x, y, None
         counts = weights > 0
         if not counts.any():
-            raise invalid("class_weight", self._name, "not 0 for all classes that there are", self.get_params()["class_weight"])
+            raise invalid(
+                "class_weight", self._name, "not 0 for all classes that there are", self.get_params()["class_weight"]
+            )
         return x[counts], y[counts], torch.from_numpy(weights[counts])
 
-    def _train(self, x: Any, y: Tensor, weights: Tensor | None, epochs: int | None, n: int) -> None:
-        streams, seed = epochs is None, self.model_.seed
-        held_out = None
+    def _train(self, x: Any, y: Tensor, weights: Tensor | None, streams: bool, n: int) -> None:
+        seed, held_out = self.model_.seed, None
         if self.early_stopping and not streams:
             rows, others = self._split(y, seed)
             held_out = self._held_out(x[others], y[others], None if weights is None else weights[others])
             x, y, weights, n = x[rows], y[rows], None if weights is None else weights[rows], len(rows)
         size = min(_BATCH, len(y)) if isinstance(self.batch_size, str) else self.batch_size
         steps, before = math.ceil(len(y) / size), self._steps
-        free_energy = FreeEnergy(self.model_, n, temperature=self.temperature, complexity=self._complexity(), step=before)
+        epochs = 1 if streams else self.max_iter
+        falls = epochs is not None and not streams
+        warmup = int(_WARMUP * epochs * steps) if epochs is not None and falls else 0
+        settings: dict[str, Any] = {
+            "temperature": self._temperature(falls),
+            "complexity": self._complexity(),
+            "warmup": warmup,
+        }
+        free_energy = FreeEnergy(self.model_, n, **settings, step=before)
 
         def order(epoch: int) -> Tensor:
             # A pure function of seed and step, as all noise here, so that a copy goes on as the original would.
             random = torch.Generator().manual_seed(seed + before + epoch * steps + 1)
             return torch.randperm(len(y), generator=random)
 
-        batches = _batches(x, y, weights, size, order)
-        optimiser = self._optimiser or Adam(self.model_.param_groups(), fused=True)
-        schedule = _Schedule(float(self.learning_rate_init), epochs, steps, self.tol)
-        callbacks: list[Callback] = [schedule, *self._callbacks(len(y) / n)]
+        optimiser = self._optimiser or Adam(
+            [each for each in self.model_.parameters() if each.requires_grad], fused=True
+        )
+        for group in optimiser.param_groups:
+            group["lr"] = float(self.learning_rate_init)
+        scheduler = None
+        if epochs is not None and falls:
+            # Falling to 0, the learning rate averages the noise of the draws away. A stream has no end to fall to.
+            last = epochs * steps
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / last)
+        callbacks = self._callbacks(len(y) / n)
         if held_out is not None:
             callbacks.append(_Best(self.n_iter_no_change))
         if self.verbose:
             callbacks.append(_Lines(self.n_iter_))
         history = fit(
             free_energy,
-            batches,
-            epochs=epochs or 1,
+            _batches(x, y, weights, size, order),
+            epochs=epochs,
             optimiser=optimiser,
+            scheduler=scheduler,
             validation=held_out,
             callbacks=callbacks,
         )
-        if schedule.falls and held_out is None:
+        costs = [record["cost"] for record in history]
+        if falls and held_out is None and _still_fall(costs[warmup // steps :]):
             told = f"The free energy was still falling after {len(history)} passes: a larger max_iter would help."
             warnings.warn(told, ConvergenceWarning, stacklevel=4)
         self._optimiser = optimiser if streams else None  # moments of a rate that fell to 0 are of no use
         self._steps += len(history) * steps
         self.n_iter_ += len(history)
-        self.loss_curve_ = self.loss_curve_ + [record["cost"] for record in history]
+        self.loss_curve_ = self.loss_curve_ + costs
         if held_out is not None:
             self.validation_scores_ = [-record["validation_nll"] for record in history]
             self.best_validation_score_ = max(self.validation_scores_)
+
+    def _temperature(self, falls: bool) -> float:
+        """What was chosen, or what is best for as many passes as there are."""
+        if self.temperature is not None:
+            return float(self.temperature)
+        return _COLD if falls else 1.0
 
     def _split(self, y: Tensor, seed: int) -> Any:
         """The numbers of the rows to learn from, and of those to hold out."""
@@ -220,11 +256,14 @@ class BayesianMLP(Kept, ABC):
 
     def _check_parameters(self) -> None:
         self._sizes()
-        check_count(self._name, max_iter=self.max_iter, draws=self.draws, n_iter_no_change=self.n_iter_no_change)
+        check_count(self._name, draws=self.draws, n_iter_no_change=self.n_iter_no_change)
+        if self.max_iter is not None:
+            check_count(self._name, max_iter=self.max_iter)
         if not isinstance(self.batch_size, str) or self.batch_size != "auto":
             check_count(self._name, batch_size=self.batch_size)
         check_positive(self._name, sigma=self.sigma, learning_rate_init=self.learning_rate_init)
-        check_not_negative(self._name, temperature=self.temperature, tol=self.tol)
+        if self.temperature is not None:
+            check_not_negative(self._name, temperature=self.temperature)
         fraction = check_positive(self._name, validation_fraction=self.validation_fraction)["validation_fraction"]
         if fraction >= 1:
             raise invalid("validation_fraction", self._name, "a float in (0, 1)", fraction)
@@ -290,10 +329,6 @@ class BayesianMLP(Kept, ABC):
             yield self.model_.predict(block, draws=self.draws, estimator="shared")
 
 
-# Networks to average in the predictions on held-out rows: enough to compare passes, and quick.
-_VALIDATION_DRAWS = 10
-
-
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -340,56 +375,18 @@ def _warn_of_scale(x: Any) -> None:
 # --- what happens in training ----------------------------------------------------------------------------------------
 
 
-class _Schedule(Callback):
-    """The learning rate: constant while the free energy falls, then linearly to 0 in as many passes again.
-
-    It is constant for half of the passes at most. Of a stream (None) it is constant: that has no end to fall to.
-    """
-
-    def __init__(self, rate: float, epochs: int | None, steps: int, tol: float) -> None:
-        self._rate, self._epochs, self._steps, self._tol = rate, epochs, steps, tol
-        self._turn: int | None = None  # the pass after which the rate begins to fall
-        self.falls = False  # whether the free energy still did then
-
-    def on_start(self, run: Run) -> None:
-        self._set(run, 1.0)
-
-    def on_step(self, run: Run) -> None:
-        if self._turn is not None:
-            tail = max(self._epochs - self._turn if self.falls else self._turn, 1) * self._steps
-            self._set(run, max(0.0, 1 - (run.step - self._turn * self._steps) / tail))
-
-    def on_epoch(self, run: Run) -> None:
-        if self._epochs is None:
-            return
-        if self._turn is None:
-            ends = run.epoch >= self._epochs // 2
-            if ends or run.epoch >= self._first_look and run.epoch % 5 == 0:
-                self.falls = still_falls([record["cost"] for record in run.history], self._tol)
-                if ends or not self.falls:
-                    self._turn = run.epoch
-        elif not self.falls and run.epoch >= 2 * self._turn:
-            run.stop()
-
-    _first_look = 20
-
-    def _set(self, run: Run, factor: float) -> None:
-        for group in run.optimiser.param_groups:
-            group["lr"] = self._rate * factor
-
-
-def still_falls(costs: Sequence[float], tol: float) -> bool:
-    """Whether the last quarter of the costs is lower than the quarter before, by more than their error and ``tol``."""
-    quarter = len(costs) // 4
-    if quarter < 2:
-        return True
-    before, last = np.array(costs[-2 * quarter : -quarter]), np.array(costs[-quarter:])
-    error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / quarter)
-    return bool(before.mean() - last.mean() > max(error, tol))
+def _still_fall(costs: Sequence[float]) -> bool:
+    """Whether the second half of the costs is lower than the first, by more than chance and than anyone would mind."""
+    half = len(costs) // 2
+    if half < 2:
+        return False
+    before, last = np.array(costs[:half]), np.array(costs[half:])
+    error = math.sqrt(before.var(ddof=1) / len(before) + last.var(ddof=1) / len(last))
+    return bool(before.mean() - last.mean() > max(2 * error, _MUCH))
 
 
 class _Best(Callback):
-    """Ends a run after ``patience`` passes without a better prediction of the held-out rows, and returns to the best."""
+    """Ends a run after ``patience`` passes that predict the held-out rows no better, and returns to the best pass."""
 
     def __init__(self, patience: int) -> None:
         self._patience, self._best, self._pass = patience, math.inf, 0
@@ -412,7 +409,7 @@ class _Lines(Callback):
     """Prints the cost, after ``passes`` before: on a terminal in one line, elsewhere in some twenty."""
 
     def __init__(self, passes: int) -> None:
-        self._passes, self._next = passes, 1
+        self._passes, self._next, self._last = passes, 1, 0
         self._rewrites = sys.stdout.isatty()
 
     def on_epoch(self, run: Run) -> None:
@@ -421,9 +418,14 @@ class _Lines(Callback):
             self._print(run, end="" if self._rewrites else "\n")
 
     def on_end(self, run: Run) -> None:
-        if run.history:
+        if self._rewrites:
+            print()
+        elif run.epoch != self._last:
             self._print(run)
 
     def _print(self, run: Run, end: str = "\n") -> None:
-        start = "\r" if self._rewrites else ""
-        print(f"{start}Iteration {self._passes + run.epoch}, cost = {run.history[-1]['cost']:.6g} nats per example", end=end)
+        self._last, start = run.epoch, "\r" if self._rewrites else ""
+        print(
+            f"{start}Iteration {self._passes + run.epoch}, cost = {run.history[-1]['cost']:.6g} nats per example",
+            end=end,
+        )

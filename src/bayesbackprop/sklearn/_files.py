@@ -41,7 +41,6 @@ class Kept(BaseEstimator):  # type: ignore[misc]
     _may_hold: ClassVar[Any] = ("feature_names_in_", "validation_scores_", "best_validation_score_")
     # The parameters that estimators did not always have: a file or a pickle without them means the defaults.
     _added: ClassVar[Any] = (
-        "tol",
         "n_iter_no_change",
         "early_stopping",
         "validation_fraction",
@@ -156,7 +155,11 @@ class Kept(BaseEstimator):  # type: ignore[misc]
         """Refuse what no fit leaves."""
         for name in ("n_features_in_", "n_iter_", "n_samples_seen_", "_steps"):
             check_counter(name, getattr(self, name))
-        curves = [self.loss_curve_, getattr(self, "validation_scores_", []), [getattr(self, "best_validation_score_", 0)]]
+        curves = [
+            self.loss_curve_,
+            getattr(self, "validation_scores_", []),
+            [getattr(self, "best_validation_score_", 0)],
+        ]
         for curve in curves:
             check_finite("loss_curve_", self._name, torch.tensor(curve, dtype=torch.float64))
         names = getattr(self, "feature_names_in_", None)
@@ -191,6 +194,7 @@ def network(
     made = likelihoods.from_description(likelihood)
     if made is None:
         raise ValueError("a likelihood that is not the library's")
+    made.requires_grad_(False)  # a learnt noise is set after each pass, which is quicker and better than by gradients
     return Bayesian(net, made.to(dtype), priors, sigma=sigma, estimator="local", seed=seed)
 
 

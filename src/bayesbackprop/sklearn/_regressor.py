@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.linear_model import Ridge
 from sklearn.utils import check_random_state
-from torch import Tensor, distributions, nn
+from torch import Tensor, distributions
 
 from bayesbackprop._errors import Described, check_count, check_flag, check_positive, invalid
 from bayesbackprop.likelihoods import Gaussian, Likelihood
@@ -103,7 +103,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
         prediction = self.predictive(X)
         seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
         drawn = prediction.sample(count, torch.Generator().manual_seed(seed))
-        return cast(NDArray[Any], np.moveaxis(drawn.numpy(), 0, -1))
+        return np.moveaxis(drawn.numpy(), 0, -1)
 
     def predictive(self, X: Any) -> ValuePredictive:
         (prediction,) = self._predictions(X, rows=None)
@@ -141,7 +141,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
         line = Ridge(1.0).fit(x, y.numpy(), counts)
         squares = np.square(y.numpy() - line.predict(x).reshape(y.shape))
         left = np.sqrt(np.average(squares, axis=0, weights=counts)).clip(_LEAST, 1.0)
-        likelihood, last = cast(Gaussian, self.model_.likelihood), cast(nn.Linear, self.model_.net[-1])
+        likelihood, last = cast(Gaussian, self.model_.likelihood), cast(Any, self.model_.net)[-1]
         with torch.no_grad():
             if likelihood.log_noise is not None:
                 likelihood.log_noise.fill_(math.log(float(np.sqrt(np.square(left).mean()))))
@@ -187,9 +187,9 @@ class _Noise(Callback):
         self._share = max(seen, _SHARE)
 
     def on_epoch(self, run: Run) -> None:
-        likelihood: Any = run.objective.model.likelihood
+        model: Any = run.objective.model
+        likelihood, targets = model.likelihood, model.net[-1].out_features
         log_noise = float(likelihood.log_noise)
-        targets = run.objective.model.net[-1].out_features
         cost = run.history[-1]["likelihood"] / targets - log_noise - 0.5 * math.log(2 * math.pi)
         found = self._share * 2 * max(cost, 0.0) + 1 - self._share  # of the squares, in units of the noise so far
         with torch.no_grad():

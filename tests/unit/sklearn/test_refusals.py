@@ -26,6 +26,11 @@ PARAMETERS: list[dict[str, Any]] = [
     {"batch_size": True},
     {"learning_rate_init": np.inf},
     {"max_iter": 0},
+    {"early_stopping": 1},
+    {"validation_fraction": 0.0},
+    {"validation_fraction": 1.0},
+    {"n_iter_no_change": 0},
+    {"warm_start": "yes"},
     {"max_iter": 1.0},
     {"draws": 0},
 ]
@@ -88,7 +93,7 @@ def test_bad_data_are_refused_and_change_nothing(kind: type[Estimator], name: st
     with pytest.raises(ValueError, match=r"\w"):
         call(model)
     if isinstance(model, BayesianMLPRegressor):
-        model.set_params(noise="learnt")
+        model.set_params(noise=BayesianMLPRegressor().noise)
     assert unchanged(model, before)
 
 
