@@ -36,8 +36,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         sigma: The standard deviation with which each weight starts.
         temperature: A factor on the complexity. 1 is Bayes; below 1 the posterior is "cold". None is 0.6 where
             ``max_iter`` is given, which was better on all data sets that were tried, and 1 where the fit converges and
-            in streams. Of several hundred passes choose 1.
-        batch_size: Examples of a minibatch; ``"auto"`` for 200, or all where there are fewer.
+            in streams. With several hundred passes choose 1.
+        batch_size: Examples of a minibatch; ``"auto"`` for 200, or all where there are fewer; in a stream for a
+            fiftieth of the part, but at least 32.
         learning_rate_init: Of Adam, at the start; in ``fit`` it falls linearly to 0.
         max_iter: Passes over the data in ``fit``. Over four fifths of them the complexity rises to its full weight; if
             the free energy still falls then, there is a ``ConvergenceWarning``. None goes on until it has stopped

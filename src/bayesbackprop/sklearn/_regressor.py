@@ -22,7 +22,7 @@ from bayesbackprop.sklearn._estimator import BayesianMLP
 from bayesbackprop.training import Callback, Run
 
 # The least noise that a fit begins with, in standard deviations of the targets, however well a line fits them.
-_LEAST = 0.02
+_LEAST = 0.1
 
 # A factor on the first weights of the outputs that say the noise: the same for all rows until there is a reason.
 _QUIET = 0.1
@@ -42,8 +42,9 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
     not: scale them as for :class:`BayesianMLPClassifier`, which explains the other parameters.
 
     Args:
-        noise: The standard deviation of the noise of the targets, in their units; ``"learnt"`` for one that is learnt,
-            relative to the scale of each target; ``"per-input"`` for one that the network predicts for each row.
+        noise: ``"per-input"`` for a standard deviation of the noise that the network predicts for each row;
+            ``"learnt"`` for one that is the same for all rows, relative to the scale of each target; or a number in
+            the units of the targets.
         **parameters: Those of :class:`BayesianMLPClassifier`.
 
     Attributes:

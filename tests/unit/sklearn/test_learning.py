@@ -27,12 +27,12 @@ from ztests import assert_p_value
 # That more passes would help is right, and not what is asked here.
 pytestmark = pytest.mark.filterwarnings("ignore:The free energy was still falling")
 
-SMALL: dict[str, Any] = {"hidden_layer_sizes": (10,), "max_iter": 15, "draws": 10}
+SMALL: dict[str, Any] = {"hidden_layer_sizes": (10,), "batch_size": 32, "max_iter": 15, "draws": 10}
 
 # --- scikit-learn's own checks ---------------------------------------------------------------------------------------
 
 
-# Whether a row counts twice or is there twice, the posterior is the same; but each row has noise of its own in training.
+# Whether a row counts twice or is there twice, the posterior is the same; but in training each row has its own noise.
 NOT_BIT_FOR_BIT = "A row of weight 2 and two rows are learnt from with other noise."
 EXPECTED = {
     "check_sample_weight_equivalence_on_dense_data": NOT_BIT_FOR_BIT,
