@@ -168,9 +168,8 @@ class BayesianMLP(Kept, ABC):
             rows, others = self._split(y, seed)
             held_out = self._held_out(x[others], y[others], None if weights is None else weights[others])
             x, y, weights, n = x[rows], y[rows], None if weights is None else weights[rows], len(rows)
-        size = self.batch_size
-        if isinstance(size, str):
-            size = max(_PART, len(y) // 50) if streams else min(_BATCH, len(y))
+        auto = max(_PART, len(y) // 50) if streams else min(_BATCH, len(y))
+        size = auto if isinstance(self.batch_size, str) else self.batch_size
         steps, before = math.ceil(len(y) / size), self._steps
         epochs = 1 if streams else self.max_iter
         falls = epochs is not None and not streams

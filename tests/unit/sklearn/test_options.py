@@ -72,7 +72,7 @@ def test_weights_of_classes_are_weights_of_their_rows(class_weight: Any) -> None
 def test_bad_weights_are_refused(kind: type[Estimator], bad: Any) -> None:
     x, y = examples()
     weights = bad if isinstance(bad, list) else np.full(len(x), bad)
-    with pytest.raises(ValueError, match="[Ss]ample.weight"):
+    with pytest.raises(ValueError, match=r"[Ss]ample.weight"):
         kind(**QUICK).fit(x, y, sample_weight=weights)
 
 
