@@ -324,7 +324,7 @@ TABLE: dict[str, Entry] = {
         likelihood=Kind(("likelihood",)),
         prior=PRIOR,
         sigma=POSITIVE | FUNCTION,
-        estimator=ANY,
+        estimator=Kind(("None",)),
         family=ANY,
         select=FUNCTION | "None",
         normalisation=FLAG,
@@ -465,7 +465,7 @@ TABLE: dict[str, Entry] = {
         "n",
         model=MODEL,
         batches=Kind(("loader",)),
-        epochs=COUNT,
+        epochs=COUNT | "None",
         n=COUNT | "None",
         optimiser=Kind(("None",)),
         scheduler=Kind(("None",)),
@@ -487,6 +487,9 @@ TABLE: dict[str, Entry] = {
     "Best": entry(trained(callbacks.Best), lambda: {"path": "x"}, path=TEXT, monitor=ANY),
     "Best.load": entry(lambda objective: best().load(objective), objective=MODEL),
     "EarlyStopping": entry(trained(callbacks.EarlyStopping), monitor=ANY, patience=COUNT),
+    "Convergence": entry(
+        lambda **given: trained(callbacks.Convergence)(**{"most": 10**9, **given}), first=COUNT, most=COUNT
+    ),
     "Averaging": entry(trained(callbacks.Averaging), factor=PROBABILITY),
     "Progress": entry(trained(callbacks.Progress), title=TEXT, describe=FUNCTION),
     "Records": entry(trained(callbacks.Records), path=TEXT),

@@ -22,6 +22,7 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
+    is_finite,
     tensors_of,
 )
 from bayesbackprop._specification import (
@@ -100,7 +101,11 @@ class Bayesian(nn.Module):
         self.likelihood = likelihood
         self._may_choose = estimator is None
         self.plan: list[Specification] = specify(
-            net, Normal(1.0) if prior is None else prior, estimator or "shared", select, normalisation
+            net,
+            Normal(1.0) if prior is None else prior,
+            "shared" if estimator is None else estimator,
+            select,
+            normalisation,
         )
         self._check_priors()
         names = [entry.name for entry in self.plan if entry.prior is not None]
@@ -378,7 +383,7 @@ def _check_net(net: object) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"
             raise invalid("net", "Bayesian", constraint, net)
-        if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all()):
+        if parameter.is_floating_point() and not is_finite(parameter.detach()):
             raise invalid("net", "Bayesian", f"a module with finite weights ('{name}' has NaN or inf)", net)
 
 
@@ -390,7 +395,7 @@ def _initial_rhos(
     for name, value in each.items():
         mu = net.get_parameter(name)
         rho = initial_rho(mu, value).detach()
-        if rho.shape != mu.shape or not bool(rho.isfinite().all()):
+        if rho.shape != mu.shape or not is_finite(rho):
             raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", rho)
         rhos[name] = rho
     for module in net.modules():
@@ -414,7 +419,7 @@ def _centres(
     for name in names:
         mu, given = net.get_parameter(name), centre[name]
         fits = isinstance(given, Tensor) and given.shape == mu.shape and not given.is_complex()
-        if not fits or not bool(given.isfinite().all()):
+        if not fits or not is_finite(given):
             raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", given)
         chosen[name] = given.detach().to(mu).clone()
     return chosen
