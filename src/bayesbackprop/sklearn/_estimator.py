@@ -50,8 +50,8 @@ _PART = 32
 # switches units off before they have learnt anything, and off they stay.
 _WARMUP = 0.8
 
-# The temperature where the passes are given. So few leave the posterior too wide: on each of seven data sets, 120 passes
-# at .6 gave a lower NLL than at 1 (docs/sklearn.md).
+# The temperature where the passes are given. So few leave the posterior too wide: on each of seven data sets, 120 at .6
+# gave a lower NLL than at 1 (docs/sklearn.md).
 _COLD = 0.6
 
 # A change of the free energy, in nats per example, that is worth more passes.
