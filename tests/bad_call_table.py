@@ -745,20 +745,31 @@ TABLE: dict[str, Entry] = {
         activation=ANY,
         prior=PRIOR,
         sigma=POSITIVE,
-        temperature=NOT_NEGATIVE,
+        temperature=NOT_NEGATIVE | "None",
         batch_size=COUNT,
         learning_rate_init=POSITIVE,
-        max_iter=COUNT,
+        max_iter=COUNT | "None",
+        early_stopping=FLAG,
+        validation_fraction=PROBABILITY,
+        n_iter_no_change=COUNT,
+        warm_start=FLAG,
         draws=COUNT,
         random_state=WHOLE | "None",
         verbose=FLAG | WHOLE,
+        class_weight=ANY,
     ),
     "BayesianMLPRegressor": entry(fitting(BayesianMLPRegressor), noise=POSITIVE),
     "BayesianMLPClassifier.fit": entry(
-        lambda **given: BayesianMLPClassifier(max_iter=1).fit(**{**SAMPLE, **given}), X=ARRAYS, y=DATA | "ints [8]"
+        lambda **given: BayesianMLPClassifier(max_iter=1).fit(**{**SAMPLE, **given}),
+        X=ARRAYS,
+        y=DATA | "ints [8]",
+        sample_weight=DATA | "None" | POSITIVE,
     ),
     "BayesianMLPRegressor.fit": entry(
-        lambda **given: BayesianMLPRegressor(max_iter=1).fit(**{**SAMPLE, **given}), X=ARRAYS, y=ARRAYS | "ints [8]"
+        lambda **given: BayesianMLPRegressor(max_iter=1).fit(**{**SAMPLE, **given}),
+        X=ARRAYS,
+        y=ARRAYS | "ints [8]",
+        sample_weight=DATA | "None" | POSITIVE,
     ),
     "BayesianMLPClassifier.partial_fit": entry(
         lambda **given: BayesianMLPClassifier().partial_fit(**{**SAMPLE, "classes": [0, 1, 2], **given}),
@@ -769,6 +780,15 @@ TABLE: dict[str, Entry] = {
     ),
     "BayesianMLPClassifier.predict_proba": entry(
         lambda **given: fitted(BayesianMLPClassifier).predict_proba(**given), X=ARRAYS
+    ),
+    "BayesianMLPClassifier.predict_log_proba": entry(
+        lambda **given: fitted(BayesianMLPClassifier).predict_log_proba(**given), X=ARRAYS
+    ),
+    "BayesianMLPRegressor.sample_y": entry(
+        lambda **given: fitted(BayesianMLPRegressor).sample_y(**{"X": X.numpy(), **given}),
+        X=ARRAYS,
+        n_samples=COUNT,
+        random_state=WHOLE | "None",
     ),
     "BayesianMLPRegressor.predict": entry(
         lambda **given: fitted(BayesianMLPRegressor).predict(**{"X": X.numpy(), **given}),

@@ -10,7 +10,7 @@ import rich.console
 import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
-from bayesbackprop_paper.experiments import defaults, nuts, ood, truth
+from bayesbackprop_paper.experiments import defaults, nuts, ood, truth, uci
 
 app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
@@ -93,3 +93,24 @@ def truth_ood(
     measured(
         "ood", [truth.Run(ood.TASK, method, seed) for seed in range(seeds) for method in names], ood.measure, results
     )
+
+
+@app.command("uci")
+def truth_uci(
+    methods: Methods = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help=f"Of {', '.join(uci.SPLITS)}.")] = None,
+    splits: Annotated[int, typer.Option(min=1, help="The most of each set, counted from 0.")] = 10,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """NLL, RMSE and coverage on the regression sets of UCI: our estimator at its defaults, and others.
+
+    Example: `bbb truth uci --task yacht --splits 1`
+    """
+    set_threads(threads)
+    names = chosen(tasks, list(uci.SPLITS), "--task") if tasks else uci.available()
+    ways = chosen(methods, list(uci.METHODS), "--method")
+    numbered = [(number, task) for number in range(splits) for task in names if number < uci.SPLITS[task]]
+    runs = [truth.Run(task, way, number) for number, task in numbered for way in ways]
+    measured("uci", runs, uci.measure, results)
+    typer.echo(uci.verdicts(truth.entries(results / "uci.json")))

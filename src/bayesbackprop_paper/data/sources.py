@@ -243,6 +243,18 @@ DATA_SETS: dict[str, DataSet] = {
         "49df59f253690e9c1ffd2a048835209df8d32b40a808bedcf6e70bf2313c65bc",
         68089,
     ),
+    "energy": DataSet(
+        "768 x 8, heating load",
+        "CC BY 4.0",
+        (
+            File(
+                "ENB2012_data.xlsx",
+                "0089fcffc1415e41e2ff63730cca5280efe54fc43d722dfde1b0aaa808e35dc4",
+                76189,
+            ),
+        ),
+        advice="take ENB2012_data.xlsx from the data set Energy efficiency of the UCI repository",
+    ),
     "power": _regression(
         "9,568 x 4, plant output",
         "ccpp/Folds5x2_pp.xlsx",
