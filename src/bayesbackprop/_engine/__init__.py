@@ -15,6 +15,7 @@ from bayesbackprop._engine.executors import (
     over_draws,
     substituting,
 )
+from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
 
@@ -28,6 +29,7 @@ __all__ = [
     "costs",
     "draws",
     "evaluating",
+    "kind_of",
     "lock",
     "over_draws",
     "plain_kernels",
