@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Show what is in a file of this library.
 
-    Of a Bayesian network: each parameter with its prior, its estimator and how uncertain it is. Nothing in the file is
+    Of a Bayesian network: each parameter with its prior, family, estimator and how uncertain it is. Nothing in the file is
     run, and the network itself is not needed.
 
     Example: `bbb show model.safetensors`
@@ -56,21 +56,25 @@ def command(
 def _model(file: File) -> tuple[dict[str, Any], Table]:
     """What to say of a Bayesian network: its Bayesian parameters in its own order, then everything else."""
     numbers, sigma, snr = (Column(title, justify="right") for title in ("numbers", "median sigma", "median snr"))
-    columns = (Column("parameter", overflow="fold"), "shape", numbers, "prior", "estimator", sigma, snr)
+    columns = (Column("parameter", overflow="fold"), "shape", numbers, "prior", "family", "estimator", sigma, snr)
     table = Table(*columns, box=rich.box.SIMPLE, caption_justify="left")
     rows: list[dict[str, Any]] = []
     means = {name.removeprefix("net."): mu for name, mu in file.tensors.items() if name.startswith("net.")}
     bayesian: dict[str, dict[str, Any]] = file.contents["parameters"]
+    families: dict[str, dict[str, Any]] = dict.fromkeys(bayesian, {"kind": "Diagonal"})
+    for group in file.contents.get("families", []):  # which older files have not
+        families |= dict.fromkeys(group["names"], {name: value for name, value in group.items() if name != "names"})
     for name in [*bayesian, *sorted(means.keys() - bayesian.keys())]:
         mu = means[name]
         rows.append({"name": name, "shape": list(mu.shape), "numbers": mu.numel()})
-        cells = ["deterministic", "-", "-", "-"]
+        cells = ["deterministic", "-", "-", "-", "-"]
         if name in bayesian:
             q = WeightPosterior(mu, file.tensors[f"rho.{name}"])
             prior, estimator = bayesian[name]["prior"], bayesian[name]["estimator"]
             medians = {"median_sigma": _median(q.sigma), "median_snr": _median(q.snr)}
-            rows[-1] |= {"prior": prior, "estimator": estimator, **medians}
-            cells = [_call(prior), estimator, *("-" if value is None else f"{value:.3g}" for value in medians.values())]
+            rows[-1] |= {"prior": prior, "family": families[name], "estimator": estimator, **medians}
+            cells = [_call(prior), _call(families[name]), estimator]
+            cells += ["-" if value is None else f"{value:.3g}" for value in medians.values()]
         shape = "x".join(map(str, mu.shape)) or "1"
         table.add_row(*map(Text, (name, shape, f"{mu.numel():,}", *cells)))
     random, total = (sum(means[name].numel() for name in names) for names in (bayesian, means))
@@ -90,7 +94,7 @@ def _other(file: File) -> tuple[dict[str, Any], Table]:
 
 
 def _call(description: dict[str, Any]) -> str:
-    """Such as ``Normal(sigma=1)``, for a prior or a likelihood in a file."""
+    """Such as ``Normal(sigma=1)``, for a prior, a family or a likelihood in a file."""
     if description["kind"] == "own":
         return str(description["name"])
     arguments = {name: _argument(value) for name, value in description.items() if name != "kind"}
