@@ -10,7 +10,7 @@ from bayesbackprop.calibration import calibrate_temperature, conformal_intervals
 from bayesbackprop.comparison import compare
 from bayesbackprop.diagnostics import agreement, diagnose
 from bayesbackprop.export import load_sparse, save_sparse, sparse
-from bayesbackprop.families import Diagonal, FullCovariance, LowRank
+from bayesbackprop.families import Conditional, Diagonal, FullCovariance, LowRank, Mixture
 from bayesbackprop.likelihoods import (
     Bernoulli,
     Categorical,
@@ -30,6 +30,7 @@ from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
+from bayesbackprop.refinement import refine
 from bayesbackprop.saving import load, save
 from bayesbackprop.training import Batches, distributed, fit
 from bayesbackprop.verdict import evaluate
@@ -40,6 +41,7 @@ __all__ = [
     "Bayesian",
     "Bernoulli",
     "Categorical",
+    "Conditional",
     "Cost",
     "Diagonal",
     "Draw",
@@ -53,6 +55,7 @@ __all__ = [
     "LogDensity",
     "LogLikelihood",
     "LowRank",
+    "Mixture",
     "NegativeBinomial",
     "Normal",
     "Ordinal",
@@ -77,6 +80,7 @@ __all__ = [
     "plain_kernels",
     "prune",
     "pruning",
+    "refine",
     "save",
     "save_sparse",
     "sparse",

@@ -6,6 +6,7 @@ where F is needed. Tensors are ``[components, elements]``, and y is ``[elements]
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ _CHUNK = 2**18
 _FEWEST_CELLS, _MOST_CELLS, _POINT = 16, 64, 1 / math.sqrt(3)
 # Cells that the components have together at least: few draws may lie far apart.
 _CELLS_OF_ALL = 1600
-# Quantiles of the components for each cell, of each component at least, and those of the tails, where the furthest counts.
+# Quantiles of the components for each cell, of each component at least, and of the tails, where the furthest counts.
 _FINER, _FEWEST_LEVELS, _TAILS = 4, 5, (0.03, 0.01, 1e-3)
 
 # Numbers after which a probability is computed anew: those that are too small for a float do not grow within them.
@@ -75,7 +76,7 @@ def by_quadrature(
     ends = torch.cat([below, inner[ranks.to(inner.device)], above])
     ends = torch.cat([ends.floor() if whole else ends, y[None]]).sort(dim=0).values
     total = torch.zeros_like(y)
-    for low, high in zip(ends[:-1], ends[1:], strict=True):
+    for low, high in pairwise(ends):
         middle, half = (low + high) / 2, (high - low) / 2
         for side in (-_POINT, _POINT):
             point = middle + side * half

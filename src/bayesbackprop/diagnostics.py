@@ -265,11 +265,12 @@ def _estimate(values: Tensor) -> Estimate:
 
 def spread(model: "Bayesian") -> Spread:
     """The 5 %, 50 % and 95 % quantiles of sigma, and the fraction of weights with |mu| / sigma below 0.1."""
-    posteriors = model.posterior.values()
-    sigma, snr = (
-        torch.cat([getattr(q, name).detach()[q.random].double().flatten() for q in posteriors])
-        for name in ("sigma", "snr")
+    moments, random = model.engine().moments(), {name: q.random for name, q in model.posterior.items()}
+    mean, sigma = (
+        torch.cat([getattr(each, part).detach()[random[name]].double() for name, each in moments.items()])
+        for part in ("mean", "deviation")
     )
+    snr = mean.abs() / sigma
     if not len(sigma):
         raise invalid("model", "spread", "one with random weights", Described("one whose weights are all constant"))
     ordered = sigma.sort().values  # torch.quantile takes no more than 2^24 numbers
@@ -397,17 +398,16 @@ class Agreement:
             f"{between:.3g} {unit}, one by itself with other draws by {within:.3g}"
         ]
         if not self.of_classes:
-            lines.append(
-                f"  their standard deviations differ by a factor of {ratio:.3g}, with other draws {ratio_within:.3g}"
-            )
+            factors = f"a factor of {ratio:.3g}, with other draws {ratio_within:.3g}"
+            lines.append(f"  their standard deviations differ by {factors}")
         if self.agree:
             lines.append("  as far as these draws can tell they are the same: one of them is enough.")
         elif between < (_LITTLE if self.of_classes else _LITTLE_OF_SD) and ratio < 1 + _LITTLE_OF_SD:
             lines.append("  more than their draws explain, but little: the seed hardly matters.")
         else:
             lines.append(
-                "  WARNING: what is predicted depends on the seed. Train longer, with a rate that falls; if it stays so, "
-                "the posterior has several modes, of which each model knows one: average their predictions."
+                "  WARNING: what is predicted depends on the seed. Train longer, with a rate that falls; if it stays "
+                "so, the posterior has several modes, of which each model knows one: average their predictions."
             )
         return "\n".join(lines)
 

@@ -182,8 +182,8 @@ def fit(
             (:class:`~bayesbackprop.callbacks.Convergence`, which may also be given, with settings of its own).
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
         optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or of
-            0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in ``.grad``, unless they
-            are clipped or accumulated.
+            0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in
+            ``.grad``, unless they are clipped or accumulated.
         scheduler: Of the learning rate, moved on after every step of the optimiser. Unless given, the rate of our own
             optimiser falls linearly to 0 over the second half of the run; that of any, at the end of one that
             converges.
@@ -254,6 +254,9 @@ def fit(
         # Another thread that saves the model, or copies it, does so before a step or after it.
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
+        if isinstance(model, Bayesian) and not run.goes_on:  # the checkpoint is of a run that is over
+            for inputs, *_ in itertools.islice(batches, 1):
+                model.choose_estimator(inputs)
         while run.goes_on:
             if run.steps is None and run.epoch:  # of a stream it is known when it has been seen
                 run.steps = (run.step - math.ceil(run.taken / accumulate)) // run.epoch
