@@ -55,7 +55,7 @@ class Table(NamedTuple):
             [cell + ("*" if (r, c) in self.best else "") for c, cell in enumerate(row)]
             for r, row in enumerate(self.rows)
         ]
-        rows = [list(self.columns), *marked]
+        rows = [list(self.columns), *marked] if self.columns else []
         widths = [max(len(row[column]) for row in rows) for column in range(len(self.columns))]
         lines = [
             "  ".join(
@@ -76,7 +76,8 @@ class Table(NamedTuple):
         )
         words = "".join(f"<li>{html.escape(line)}</li>" for line in self.words)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<h2>{html.escape(self.title)}</h2><div class=scroll>{table}</div>{words and f'<ul>{words}</ul>'}"
+        held = f"<div class=scroll>{table}</div>" if self.columns else ""
+        return f"<h2>{html.escape(self.title)}</h2>{held}{words and f'<ul>{words}</ul>'}"
 
     def _left(self) -> list[bool]:
         """Which columns stand on the left: the first, and those that hold words."""

@@ -120,6 +120,19 @@ def grouped(
     return list(groups.values())
 
 
+def check_shared(
+    names: list[str], estimator: Estimator | Mapping[str, Estimator] | None, groups: list[tuple[list[str], Family]]
+) -> None:
+    """Refuse an estimator that was given for weights which vary together: they have one draw for all examples."""
+    wanted = {} if estimator is None else per_parameter(estimator, names, "estimator")
+    for some, family in groups:
+        if other := [name for name in some if wanted.get(name, "shared") != "shared"]:
+            constraint = f"left out, or 'shared' for {other}, whose weights vary together by {family}"
+            if len(other) < len(wanted):
+                constraint += f" (for the rest alone: {{{other[0]!r}: 'shared', ..., '*': {wanted[other[0]]!r}}})"
+            raise invalid("estimator", "Bayesian", constraint, wanted[other[0]])
+
+
 def in_groups(entries: list[Specification], groups: list[tuple[list[str], Family]]) -> list[Specification]:
     """The same where weights vary together: they have one draw for all examples."""
     remarks = {name: f"{family} of {len(some)} parameters together" for some, family in groups for name in some}

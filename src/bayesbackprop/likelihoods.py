@@ -61,6 +61,9 @@ class Likelihood(nn.Module, ABC):
 
     has_slope = False
 
+    def __init__(self) -> None:  # that of a module takes anything
+        super().__init__()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
@@ -229,6 +232,8 @@ class Categorical(Likelihood):
 class Ordinal(Likelihood):
     """Ordered classes, such as grades: the output holds scores s, the target class indices (int64) of the same shape.
 
+    Where the output is ``[B, 1]``, the target may be ``[B]`` as well.
+
     The classes divide the line of scores at cut points c_1 < c_2 < ..., which are learnt:
 
     P(y <= k) = 1 / (1 + exp(s - c_{k+1}))
@@ -263,6 +268,7 @@ class Ordinal(Likelihood):
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         _check_output(self, output)
+        target = _distributions.as_column(target, tuple(output.shape))
         _check_target(self, target, tuple(output.shape))
         _check_classes(self, target)
         _check_range(self, target, self.classes)

@@ -28,13 +28,14 @@ from bayesbackprop._errors import (
 from bayesbackprop._specification import (
     Select,
     Specification,
+    check_shared,
     grouped,
     in_groups,
     per_parameter,
     print_specifications,
     specify,
 )
-from bayesbackprop.diagnostics import diagnose
+from bayesbackprop.diagnostics import diagnosis_of
 from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
@@ -59,6 +60,7 @@ class Bayesian(nn.Module):
             mapping of name patterns to those.
         estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns. None
             is ``"shared"`` until :func:`~bayesbackprop.fit` chooses the one with the least noise for its price.
+            Weights that vary together have ``"shared"`` alone.
         family: How the weights vary together: ``Diagonal()``, ``LowRank(8)``, ``FullCovariance()``, ``Mixture(5)``,
             ``Conditional(inputs)``, or a mapping of name patterns. Parameters of the same pattern vary together, all
             of them if it is not a mapping.
@@ -111,6 +113,7 @@ class Bayesian(nn.Module):
         self._check_priors()
         names = [entry.name for entry in self.plan if entry.prior is not None]
         self.families: list[tuple[list[str], Family]] = grouped(net, names, family)
+        check_shared(names, estimator, self.families)
         self.plan = in_groups(self.plan, self.families)
         self._rules = _rules(self.plan)
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
@@ -160,7 +163,7 @@ class Bayesian(nn.Module):
             name: (f"{_median(moments[name].deviation):.3g}", f"{_median(ratios[name]):.3g}") for name in moments
         }
         table = print_specifications(self.plan, numbers, ("median sigma", "median snr"))
-        return table if data is None else f"{table}\n{diagnose(self, data, draws=draws, seed=seed)}"
+        return table if data is None else f"{table}\n{diagnosis_of(self, data, draws, seed, 'Bayesian.report')}"
 
     def param_groups(
         self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0

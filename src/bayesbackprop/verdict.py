@@ -24,6 +24,7 @@ from bayesbackprop._errors import (
     tensor_shape,
 )
 from bayesbackprop._page import Table
+from bayesbackprop.diagnostics import Diagnosis
 from bayesbackprop.evaluation import (
     Calibration,
     RiskCoverage,
@@ -36,7 +37,8 @@ from bayesbackprop.evaluation import (
     fpr95,
     risk_coverage,
 )
-from bayesbackprop.prediction import ClassPredictive, Ensemble, Predictive, ValuePredictive
+from bayesbackprop.likelihoods import Joint
+from bayesbackprop.prediction import ClassPredictive, Ensemble, JointPredictive, Predictive, ValuePredictive
 
 __all__ = ["ClassScores", "Coverage", "Detection", "Predictor", "ValueScores", "Verdict", "evaluate"]
 
@@ -98,11 +100,12 @@ class Verdict:
         examples: How many there were.
         draws: Networks that each prediction averages.
         scores: A :class:`ClassScores` or :class:`ValueScores`.
-        standard_errors: Of those scores that are means over the examples, by name.
+        standard_errors: Of those scores that are means over the examples, by name; of one example there are none.
         diagram: A :class:`Calibration` for classes, a :class:`Coverage` for numbers.
         risk_coverage: The error, or the mean squared error, of the least uncertain examples.
         outside: For each outside data set, a :class:`Detection` by each measure of uncertainty.
         shifts: The scores under each shift.
+        diagnosis: Of the posterior, if :func:`evaluate` was given one.
     """
 
     examples: int
@@ -113,6 +116,7 @@ class Verdict:
     risk_coverage: RiskCoverage
     outside: Mapping[str, Mapping[str, Detection]] = field(default_factory=dict)
     shifts: Mapping[str, Scores] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data that JSON can hold; None where there is no number."""
@@ -126,6 +130,7 @@ class Verdict:
                 "risk_coverage": self.risk_coverage,
                 "outside": self.outside,
                 "shifts": self.shifts,
+                "diagnosis": None if self.diagnosis is None else vars(self.diagnosis),
             }
         )
         return plain
@@ -144,8 +149,12 @@ class Verdict:
             spread = self.standard_errors.get(name)
             said = "" if spread is None else f"± {shown(name, spread)}" if "%" in LABELS[name] else f"± {spread:.2g}"
             rows.append([LABELS[name], shown(name, value), said])
-        title = f"{self.examples:,} examples, {self.draws} draw{'s' if self.draws > 1 else ''}"
-        tables = [Table(title, ["score", "value", "standard error"], rows)]
+        examples, draws = (
+            f"{count:,} {name}{'s' if count > 1 else ''}"
+            for count, name in ((self.examples, "example"), (self.draws, "draw"))
+        )
+        words = [] if self.standard_errors else ["one example: no standard errors"]
+        tables = [Table(f"{examples}, {draws}", ["score", "value", "standard error"], rows, words=words)]
         if self.outside:
             found = [
                 [data, by, f"{each.auroc:.4f}", f"{each.fpr95:.4f}"]
@@ -160,6 +169,8 @@ class Verdict:
                 for shift, scores in {"none": self.scores, **self.shifts}.items()
             ]
             tables.append(Table("Shifts", ["shift", *(LABELS[name] for name in names)], shifted))
+        if self.diagnosis is not None:
+            tables.append(Table("Has the posterior been learnt?", [], [], words=str(self.diagnosis).splitlines()))
         return tables
 
     def figure(self) -> Any:
@@ -243,6 +254,8 @@ def evaluate(
     *,
     outside: Tensor | Data | Mapping[str, Tensor | Data] | None = None,
     shifts: Mapping[str, Callable[[Any], Any]] | None = None,
+    head: str | int | None = None,
+    diagnosis: Diagnosis | None = None,
     draws: int = 100,
     seed: int | None = None,
 ) -> Verdict:
@@ -253,9 +266,12 @@ def evaluate(
             a method ``predict(*inputs, draws=..., seed=...)`` that gives a :class:`Predictive`.
         data: Examples with their targets: a pair of tensors, a ``Dataset``, or an iterable of batches, which is read
             once. Targets of several elements count as so many examples for all scores but the NLL, which adds them up.
+            Every example counts once: batches with weights are refused.
         outside: Inputs that are unlike the training data, or a mapping from names to several such sets. A tensor, or as
             ``data``; targets are ignored.
         shifts: Functions of the inputs by name, such as one that adds noise: the same scores on what they return.
+        head: Of a model with several targets (:class:`Joint`), the name or number of the one to judge.
+        diagnosis: What :func:`diagnose` said of the posterior on the training set, to be shown with the rest.
         draws: Networks to average. An :class:`Ensemble` has its own number.
         seed: Of the draws; None for the model's own.
 
@@ -267,7 +283,9 @@ def evaluate(
         >>> verdict.outside["outside"]["variance"].auroc
         1.0
     """
-    predict, device = predicting(model, draws, seed, "evaluate")
+    predict, device = predicting(model, draws, seed, "evaluate", head)
+    known = "None, or what diagnose() returned"
+    check_type("evaluate", Diagnosis | None, known, diagnosis=diagnosis)
     check_type("evaluate", Mapping | None, "None, or a mapping from names to functions of the inputs", shifts=shifts)
     functions = dict(shifts or {})
     for name, function in functions.items():
@@ -278,7 +296,7 @@ def evaluate(
         check_text("evaluate", outside=name)
 
     found: dict[str | None, list[_Measured]] = {name: [] for name in (None, *functions)}
-    for inputs, targets in labelled(data, "data", "evaluate", device):
+    for inputs, targets in labelled(data, "data", "evaluate", device, head):
         for shift, parts in found.items():
             prediction = predict(inputs if shift is None else functions[shift](inputs))
             parts.append(_measure(prediction, targets))
@@ -300,18 +318,28 @@ def evaluate(
         risk_coverage=inside.risk_coverage(),
         outside=detections,
         shifts={name: measured.scores() for name, measured in whole.items() if name is not None},
+        diagnosis=diagnosis,
     )
 
 
 def predicting(
-    model: Predictor | Ensemble, draws: int, seed: int | None, owner: str
+    model: Predictor | Ensemble, draws: int, seed: int | None, owner: str, head: str | int | None = None
 ) -> tuple[Callable[[Any], Predictive], torch.device | None]:
-    """What predicts the inputs of a batch by ``model``, and where it wants them; None where it does not say."""
+    """What predicts the inputs of a batch by ``model``, and where it wants them; None where it does not say.
+
+    Of a model with several targets, it predicts those of ``head``.
+    """
     draws = check_count(owner, draws=draws)["draws"]
     if seed is not None:
         check_seed(owner, seed=seed)
     if not callable(getattr(model, "predict", None)) or isinstance(model, type):
         raise invalid("model", owner, "a Bayesian, or what else has a method predict", model)
+    likelihood = getattr(model, "likelihood", None)
+    if head is not None or (isinstance(likelihood, Joint) and owner == "evaluate"):
+        heads = list(likelihood.names or range(len(likelihood.heads))) if isinstance(likelihood, Joint) else []
+        if type(head) not in (str, int) or head not in heads:
+            constraint = f"one of {heads}, the targets of the model, each with a verdict of its own"
+            raise invalid("head", owner, constraint if heads else "None for a model with one target", head)
     options: dict[str, Any] = {} if isinstance(model, Ensemble) else {"draws": draws, "seed": seed}
 
     def predict(inputs: Any) -> Predictive:
@@ -320,7 +348,7 @@ def predicting(
         if not isinstance(prediction, Predictive):
             got = Described(f"one that gives a {type(prediction).__name__}")
             raise invalid("model", owner, "one whose predict gives a Predictive", got)
-        return prediction
+        return prediction[head] if isinstance(prediction, JointPredictive) and head is not None else prediction
 
     return predict, _device(model)
 
@@ -345,6 +373,8 @@ class _Classes(NamedTuple):
         )
 
     def standard_errors(self) -> dict[str, float]:
+        if self.examples == 1:
+            return {}
         of_truth = self.probs.gather(1, self.labels[:, None])[:, 0]
         squares = self.probs.square().sum(1) - 2 * of_truth + 1  # as in ``brier``
         each = {"accuracy": self._right(), "nll": self.log_prob, "brier": squares}
@@ -379,6 +409,8 @@ class _Values(NamedTuple):
         return ValueScores(math.sqrt(self.squares.mean()), *means, coverage[0.5], coverage[0.9])
 
     def standard_errors(self) -> dict[str, float]:
+        if self.examples == 1:
+            return {}
         each = {"nll": self.log_prob, "crps": self.crps}
         each |= {f"coverage_{level:.0%}"[:-1]: self.covered[:, LEVELS.index(level)] for level in (0.5, 0.9)}
         found = {name: _standard_error(values, self.examples) for name, values in each.items()}
@@ -483,7 +515,7 @@ def _joined(parts: list[Any]) -> Any:
 
 def _standard_error(values: Tensor, examples: int) -> float:
     """Of the mean over examples, whose elements need not be independent."""
-    return float(values.view(examples, -1).mean(1).std() / math.sqrt(examples)) if examples > 1 else math.nan
+    return float(values.view(examples, -1).mean(1).std() / math.sqrt(examples))
 
 
 def _device(model: Any) -> torch.device | None:

@@ -122,10 +122,18 @@ class _Commands(typer.core.TyperGroup):
                 self.add_command(Deferred(panel, command))
 
 
+def _start() -> str:
+    """What to try first: of what is installed."""
+    _, paper = PANELS
+    if all(find_spec(name) for name in paper.needs):
+        return "Start with `bbb demo`."
+    return "Start with `bbb show FILE`, of a file that `bbb.save` wrote; for more, pip install 'bayesbackprop[paper]'."
+
+
 app = typer.Typer(
     name="bbb",
     cls=_Commands,
-    help="Bayes by Backprop: neural networks that know what they do not know.\n\nStart with `bbb demo`. "
+    help=f"Bayes by Backprop: neural networks that know what they do not know.\n\n{_start()} "
     "Commands have a --help. BBB_TRACEBACK=1 shows tracebacks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
