@@ -30,10 +30,22 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop._files import check_counter, check_same, read, write_atomically, write_checkpoint
+from bayesbackprop._runs import Callback, Record, Run
+from bayesbackprop.convergence import Convergence, ConvergenceWarning
 from bayesbackprop.model import Bayesian
-from bayesbackprop.training import Callback, Record, Run
 
-__all__ = ["Averaging", "Best", "Callback", "Checkpoint", "EarlyStopping", "Progress", "Records", "TensorBoard"]
+__all__ = [
+    "Averaging",
+    "Best",
+    "Callback",
+    "Checkpoint",
+    "Convergence",
+    "ConvergenceWarning",
+    "EarlyStopping",
+    "Progress",
+    "Records",
+    "TensorBoard",
+]
 
 # What a checkpoint is that does not fit the run.
 _OTHER = "which is damaged or of another run"
@@ -272,6 +284,10 @@ def _costs(means: Mapping[str, float]) -> str:
     return f"likelihood {means['likelihood']:.4f}  complexity {means['complexity']:.4g}"
 
 
+def _of(run: Run) -> str:
+    return "" if math.isinf(run.epochs) else f"/{run.epochs}"
+
+
 class Progress(Callback):
     """Shows how far a run is: on a terminal as a bar with its costs, elsewhere as a line for each epoch.
 
@@ -300,7 +316,7 @@ class Progress(Callback):
         bar, left = rich.progress.BarColumn(bar_width=None), rich.progress.TimeRemainingColumn()
         columns = ("{task.description}", bar, "{task.fields[speed]}", left)
         self._bar = rich.progress.Progress(*columns, console=console, expand=True)
-        total = None if run.steps is None else run.epochs * run.steps
+        total = None if run.steps is None or math.isinf(run.epochs) else run.epochs * run.steps
         self._task = self._bar.add_task(self._title, total=total, completed=run.step, speed="")
         # The costs go below the bar, so that both fit a narrow terminal.
         self._below = rich.text.Text(no_wrap=True, overflow="ellipsis")
@@ -311,7 +327,7 @@ class Progress(Callback):
     def on_step(self, run: Run) -> None:
         if self._live is not None:
             speed = (run.step - self._first) / (time.perf_counter() - self._started)
-            self._below.plain = f"epoch {run.epoch + 1}/{run.epochs}  {_costs(run.means)}{self._last}"
+            self._below.plain = f"epoch {run.epoch + 1}{_of(run)}  {_costs(run.means)}{self._last}"
             self._bar.update(self._task, completed=run.step, speed=f"{speed:.0f} steps/s")
 
     def on_epoch(self, run: Run) -> None:
@@ -319,9 +335,10 @@ class Progress(Callback):
         measured = self._describe(record)
         self._last = f"  {measured}" if measured else ""
         if self._live is None and run.rank == 0:
-            told = f"{self._title}: epoch {run.epoch}/{run.epochs}  {_costs(record)}{self._last}"
+            told = f"{self._title}: epoch {run.epoch}{_of(run)}  {_costs(record)}{self._last}"
             left = record["seconds"] * (run.epochs - run.epoch) / 60
-            print(f"{told}  {record['seconds']:.1f} s, {left:.1f} min left", file=sys.stderr, flush=True)
+            known = "" if math.isinf(left) else f", {left:.1f} min left"
+            print(f"{told}  {record['seconds']:.1f} s{known}", file=sys.stderr, flush=True)
 
     def on_end(self, run: Run) -> None:  # noqa: ARG002
         if self._live is not None:

@@ -350,7 +350,7 @@ class Gaussian(Likelihood):
         self.beta = check_probability("Gaussian", beta=beta)["beta"]
         if self.beta and noise != "per-input":
             raise invalid("beta", "Gaussian", "0 unless the noise is 'per-input'", beta)
-        self.has_slope = type(self).has_slope and not isinstance(self.noise, str)
+        self.has_slope = type(self).has_slope and self.noise != "learnt" and not self.beta
         self.log_noise = _learnt("Gaussian", self.noise, initial=initial)
 
     def extra_repr(self) -> str:
@@ -386,7 +386,14 @@ class Gaussian(Likelihood):
         return squares * (0.5 / len(target) / scale**2) + elements * (log_scale + 0.5 * _LOG_2PI)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * len(target)))
+        if self.noise != "per-input":
+            return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * len(target)))
+        mean, raw = output.chunk(2, dim=-1)
+        scale = softplus(raw)
+        away = (mean - target.to(output.dtype)) / scale
+        return torch.cat([away, (1 - away.square()) * raw.sigmoid()], -1).div_(
+            torch.cat([scale, scale], -1) * len(target)
+        )
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)

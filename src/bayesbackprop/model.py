@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,7 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
+    is_finite,
     tensors_of,
 )
 from bayesbackprop._specification import (
@@ -38,7 +40,7 @@ from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
 from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
 from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, has_hooks, predicting, predictive
-from bayesbackprop.priors import Prior, ScaleMixture, check_range
+from bayesbackprop.priors import Normal, Prior, ScaleMixture, check_range
 
 
 class Bayesian(nn.Module):
@@ -51,10 +53,12 @@ class Bayesian(nn.Module):
     Args:
         net: Any module. It is used as it is, not copied.
         likelihood: P(y|x,w), such as ``Categorical()`` or ``Gaussian(0.1)``.
-        prior: P(w), one for all or a mapping of name patterns such as ``{"*.bias": Normal(1.0), "*": ScaleMixture()}``.
+        prior: P(w), ``Normal(1.0)`` unless given: one for all or a mapping of name patterns such as
+            ``{"*.bias": Normal(1.0), "*": ScaleMixture()}``.
         sigma: Initial standard deviation: a float, ``Relative(0.1)`` for a tenth of \\|mu\\|, any function of mu, or a
             mapping of name patterns to those.
-        estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns.
+        estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns. None
+            is ``"shared"`` until :func:`~bayesbackprop.fit` chooses the one with the least noise for its price.
         family: How the weights vary together: ``Diagonal()``, ``LowRank(8)``, ``FullCovariance()``, ``Mixture(5)``,
             ``Conditional(inputs)``, or a mapping of name patterns. Parameters of the same pattern vary together, all
             of them if it is not a mapping.
@@ -81,7 +85,7 @@ class Bayesian(nn.Module):
         prior: Prior | Mapping[str, Prior] | None = None,
         *,
         sigma: InitialSigma | Mapping[str, InitialSigma] = 0.01,
-        estimator: Estimator | Mapping[str, Estimator] = "shared",
+        estimator: Estimator | Mapping[str, Estimator] | None = None,
         family: AnyFamily | Mapping[str, AnyFamily] = Diagonal(),  # noqa: B008 (it cannot be changed)
         select: Select | None = None,
         normalisation: bool = False,
@@ -96,8 +100,13 @@ class Bayesian(nn.Module):
         check_type("Bayesian", Likelihood, known, likelihood=likelihood)
         self.net = net
         self.likelihood = likelihood
+        self._may_choose = estimator is None
         self.plan: list[Specification] = specify(
-            net, ScaleMixture() if prior is None else prior, estimator, select, normalisation
+            net,
+            Normal(1.0) if prior is None else prior,
+            "shared" if estimator is None else estimator,
+            select,
+            normalisation,
         )
         self._check_priors()
         names = [entry.name for entry in self.plan if entry.prior is not None]
@@ -189,6 +198,24 @@ class Bayesian(nn.Module):
                 own_rate = {} if rate is None else {"lr": rate}
                 groups.append({"params": parameters, "weight_decay": decay, **own_rate})
         return groups
+
+    def choose_estimator(self, inputs: Any) -> None:
+        """Take the estimator with the least noise for its price to train on such ``inputs``, unless one was given.
+
+        It is ``"local"`` for a fully connected network and a row of numbers for each example: twice the matrix
+        products, and a fraction of the noise. Otherwise it is ``"shared"``. With convolutions the others cost more,
+        and with sequences ``"local"`` has other weights at each position.
+        """
+        is_rows = isinstance(inputs, Tensor) and inputs.dim() == 2
+        if self._may_choose and is_rows and len(self.engine().executors) > 1:
+            priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
+            chosen = specify(self.net, priors, "local", lambda name, _: name in priors, normalisation=True)
+            estimators = {entry.name: entry.estimator for entry in chosen if entry.prior is not None}
+            self.plan = in_groups(
+                [replace(entry, estimator=estimators.get(entry.name)) for entry in self.plan], self.families
+            )
+            self._rules, self._engines = _rules(self.plan), {}
+        self._may_choose = False
 
     # --- drawing weights ---------------------------------------------------------------------------------------------
 
@@ -377,7 +404,7 @@ def _check_net(net: object) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"
             raise invalid("net", "Bayesian", constraint, net)
-        if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all()):
+        if parameter.is_floating_point() and not is_finite(parameter.detach()):
             raise invalid("net", "Bayesian", f"a module with finite weights ('{name}' has NaN or inf)", net)
 
 
@@ -389,7 +416,7 @@ def _initial_rhos(
     for name, value in each.items():
         mu = net.get_parameter(name)
         rho = initial_rho(mu, value).detach()
-        if rho.shape != mu.shape or not bool(rho.isfinite().all()):
+        if rho.shape != mu.shape or not is_finite(rho):
             raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", rho)
         rhos[name] = rho
     for module in net.modules():
@@ -413,7 +440,7 @@ def _centres(
     for name in names:
         mu, given = net.get_parameter(name), centre[name]
         fits = isinstance(given, Tensor) and given.shape == mu.shape and not given.is_complex()
-        if not fits or not bool(given.isfinite().all()):
+        if not fits or not is_finite(given):
             raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", given)
         chosen[name] = given.detach().to(mu).clone()
     return chosen

@@ -11,16 +11,16 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -40,7 +40,9 @@ from bayesbackprop._errors import (
 )
 from bayesbackprop._gradients import DivergenceError, check_gradients
 from bayesbackprop._ranks import distributed, ending_together, over_ranks, rank_of_ranks
+from bayesbackprop._runs import Callback, Record, Run
 from bayesbackprop._signals import TerminatedError, interrupt_deferred, terminate
+from bayesbackprop.convergence import Convergence, falling
 from bayesbackprop.evaluation import error
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
@@ -61,8 +63,6 @@ __all__ = [
     "terminate",
 ]
 
-# One epoch in numbers: "epoch", "cost", what the cost consists of, what was measured on held-out data, "seconds".
-Record = dict[str, float]
 Validation = Callable[[], Mapping[str, float]]
 
 # Seeds of epochs and batches must not meet those of neighbouring runs.
@@ -73,129 +73,6 @@ _STEP, _FETCH, _BEGIN = 0, _STREAM, 2 * _STREAM
 
 # Networks to average in the predictions on held-out data: enough to compare epochs, and quick.
 _VALIDATION_DRAWS = 10
-
-
-class Callback:
-    """What else happens in a run. All methods do nothing here; a subclass overrides what it needs.
-
-    Callbacks are called in the order in which :func:`fit` got them. What :meth:`state_dict` returns, tensors and what
-    JSON can hold, is part of every checkpoint under the callback's ``name``.
-    """
-
-    name: ClassVar[str] = "callback"
-
-    def restore(self, run: "Run") -> None:
-        """Put ``run`` back to where it was left, before any callback's :meth:`on_start`."""
-
-    def on_start(self, run: "Run") -> None:
-        """The first step is about to be taken."""
-
-    def on_step(self, run: "Run") -> None:
-        """The optimiser has taken a step."""
-
-    def on_epoch(self, run: "Run") -> None:
-        """An epoch is over, and ``run.history[-1]`` is its record."""
-
-    def on_end(self, run: "Run") -> None:
-        """The run is over: complete, stopped, interrupted or failed."""
-
-    def evaluating(self, run: "Run") -> AbstractContextManager[None]:  # noqa: ARG002
-        """Within it ``run`` is evaluated: its parameters are those that count."""
-        return nullcontext()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs of this callback."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned."""
-
-
-class Run:
-    """How far a training run is. Callbacks read it, and end it with :meth:`stop`.
-
-    Attributes:
-        objective: The module whose call gives the cost of a minibatch.
-        optimiser: The optimiser.
-        scheduler: Of the learning rate, or None.
-        epochs: How many there will be.
-        steps: The steps of an epoch, or None where the loader has no length.
-        step: Steps taken.
-        taken: Batches taken of the running epoch.
-        examples: Examples in them, over all ranks.
-        sums: The costs of the running epoch, summed over its examples.
-        seconds: The time spent on training in the running epoch.
-        history: A record for each epoch that is over.
-        interrupted: Whether Ctrl-C or SIGTERM ended it.
-        complete: Whether it reached its end, or was stopped by a callback.
-        seed: Of what is random.
-        accumulate: Batches of a step.
-        rank: The number of this process.
-        ranks: The number of processes.
-    """
-
-    def __init__(
-        self,
-        objective: nn.Module,
-        optimiser: Optimizer,
-        scheduler: LRScheduler | None,
-        epochs: int,
-        steps: int | None,
-        callbacks: Sequence[Callback],
-        seed: int = 0,
-        accumulate: int = 1,
-    ) -> None:
-        self.seed, self.accumulate = seed, accumulate
-        self.objective, self.optimiser, self.scheduler = objective, optimiser, scheduler
-        self.epochs, self.steps, self.callbacks = epochs, steps, callbacks
-        self.rank, self.ranks = rank_of_ranks()
-        self.step = self.taken = self.examples = 0
-        self.sums: dict[str, float] = {}
-        self.seconds = 0.0
-        self.history: list[Record] = []
-        self.interrupted = self.complete = self._stopped = False
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are over."""
-        return len(self.history)
-
-    @property
-    def means(self) -> dict[str, float]:
-        """The costs of the running epoch so far, averaged over its examples."""
-        return {name: total / self.examples for name, total in self.sums.items()}
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether there is another epoch."""
-        return self.epoch < self.epochs and not self._stopped
-
-    def stop(self) -> None:
-        """Let the running epoch be the last."""
-        self._stopped = True
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Within it the parameters are those that the callbacks want evaluated: their averages, say."""
-        with ExitStack() as stack:
-            for callback in self.callbacks:
-                stack.enter_context(callback.evaluating(self))
-            yield
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the run is, as far as JSON can say it."""
-        names = ("step", "taken", "examples", "sums", "seconds", "seed", "accumulate")
-        return {**{name: getattr(self, name) for name in names}, "records": self.history}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned, of a run with the same settings."""
-        for name, now in (("seed", self.seed), ("accumulate", self.accumulate)):
-            if state.get(name, now) != now:
-                constraint = f"{state[name]}, as in the run that the checkpoint is of; or choose another file"
-                raise invalid(name, "fit", constraint, now)
-        self.step, self.taken, self.examples = state["step"], state["taken"], state["examples"]
-        self.sums, self.seconds = dict(state["sums"]), state["seconds"]
-        self.history[:] = state["records"]
 
 
 class Batches:
@@ -274,7 +151,7 @@ def fit(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    epochs: int,
+    epochs: int | None = None,
     n: int | None = None,
     optimiser: Optimizer | None = None,
     scheduler: LRScheduler | None = None,
@@ -296,16 +173,21 @@ def fit(
     of your own waits for the signal, it is left alone.
 
     Args:
-        model: A :class:`Bayesian`, trained on its :class:`FreeEnergy`; or an objective: a module whose call with
-            ``(inputs, targets)`` gives the cost of a minibatch as a mean over its examples.
+        model: A :class:`Bayesian`, trained on its :class:`FreeEnergy`, in closed form where there is one; or an
+            objective: a module whose call with ``(inputs, targets)`` gives the cost of a minibatch as a mean over its
+            examples.
         batches: A ``DataLoader``, :class:`Batches` or any iterable of pairs ``(inputs, targets)``, or of triples
             ``(inputs, targets, weights)`` where examples have weights, which the objective gets as ``weights=``. Its
             ``set_epoch``, or that of its sampler, is called before each epoch.
-        epochs: Passes over ``batches``.
+        epochs: Passes over ``batches``; None for as many as it takes until the cost has stopped falling
+            (:class:`~bayesbackprop.callbacks.Convergence`, which may also be given, with settings of its own).
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
-        optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given. Of that one, the gradients of mu
-            and rho are never in ``.grad``, unless they are clipped or accumulated.
-        scheduler: Of the learning rate, moved on after every step of the optimiser.
+        optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or of
+            0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in
+            ``.grad``, unless they are clipped or accumulated.
+        scheduler: Of the learning rate, moved on after every step of the optimiser. Unless given, the rate of our own
+            optimiser falls linearly to 0 over the second half of the run; that of any, at the end of one that
+            converges.
         validation: Held-out batches; or a function that measures what it likes, for the record of the epoch. Of
             batches it is ``validation_nll``, the mean -log p(y|x), and ``validation_error``, the fraction of wrong
             classes, where there are classes; of an objective that is no :class:`FreeEnergy`, ``validation_cost``.
@@ -324,7 +206,9 @@ def fit(
         >>> history[-1]["cost"] < history[0]["cost"]
         True
     """
-    epochs, accumulate = check_count("fit", epochs=epochs, accumulate=accumulate).values()
+    accumulate = check_count("fit", accumulate=accumulate)["accumulate"]
+    if epochs is not None:
+        epochs = check_count("fit", epochs=epochs)["epochs"]
     seed = check_seed("fit", seed=seed)["seed"]
     if clip is not None:
         clip = check_positive("fit", clip=clip)["clip"]
@@ -336,15 +220,23 @@ def fit(
     if device is not None:
         objective.to(device)
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
-    if optimiser is None:
-        trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
-        optimiser = Adam(trained, fused=True)
+    converging = next((callback for callback in callbacks if isinstance(callback, Convergence)), None)
+    if epochs is None and converging is None:
+        callbacks = [converging := Convergence(), *callbacks]
     measure = partial(_measure, objective, validation, place) if isinstance(validation, Iterable) else validation
     weighs_minibatches = isinstance(objective, FreeEnergy) and objective.weighs_minibatches
     steps = None
     with suppress(TypeError):  # a loader of a stream has a __len__ that refuses
         steps = math.ceil(len(batches) / accumulate)  # type: ignore[arg-type]
-    run = Run(objective, optimiser, scheduler, epochs, steps, callbacks, seed, accumulate)
+    own = optimiser is None
+    if optimiser is None:
+        trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
+        optimiser = Adam(trained, *_rate_and_betas(objective, converging), fused=True)
+    run = Run(objective, optimiser, scheduler, epochs or math.inf, steps, callbacks, seed, accumulate)
+    if scheduler is None and converging is not None:
+        run.scheduler = scheduler = LambdaLR(optimiser, converging.rate)
+    elif scheduler is None and own:
+        run.scheduler = scheduler = LambdaLR(optimiser, partial(_rate, run))
     backward: Callable[[Tensor], None] = Tensor.backward
     if isinstance(optimiser, Adam) and clip is None and accumulate == 1:
         backward = optimiser.backward
@@ -362,7 +254,12 @@ def fit(
         # Another thread that saves the model, or copies it, does so before a step or after it.
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
+        if isinstance(model, Bayesian) and not run.goes_on:  # the checkpoint is of a run that is over
+            for inputs, *_ in itertools.islice(batches, 1):
+                model.choose_estimator(inputs)
         while run.goes_on:
+            if run.steps is None and run.epoch:  # of a stream it is known when it has been seen
+                run.steps = (run.step - math.ceil(run.taken / accumulate)) // run.epoch
             started = time.perf_counter() - run.seconds
             left = _batches_left(batches, run, place)
             while group := list(itertools.islice(left, accumulate)):
@@ -372,6 +269,9 @@ def fit(
 
                 # The gradient of the mean cost of all examples of the group.
                 examples = sum(size for *_, size in group)
+                cost_before, examples_before = run.sums.get("cost", 0.0), run.examples
+                if isinstance(model, Bayesian):
+                    model.choose_estimator(group[0][0])
                 optimiser.zero_grad()
                 for number, (inputs, targets, weights, size) in enumerate(group):
                     _seed(place, seed, _STEP, (run.step * accumulate + number) * run.ranks + run.rank)
@@ -388,6 +288,7 @@ def fit(
                 if scheduler is not None:
                     scheduler.step()
                 run.step += 1
+                run.cost = (run.sums["cost"] - cost_before) / (run.examples - examples_before)
                 run.seconds = time.perf_counter() - started
                 for callback in callbacks:
                     callback.on_step(run)
@@ -462,7 +363,10 @@ def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Modul
         if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // ranks):
             constraint = "given where a sampler decides which examples belong to the training set"
             raise invalid("n", "fit", constraint, None)
-    return FreeEnergy(model, n)
+    try:
+        return FreeEnergy(model, n, complexity="closed")  # which has less noise, where all priors have a closed form
+    except ValueError:
+        return FreeEnergy(model, n)
 
 
 def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
@@ -476,6 +380,21 @@ def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, schedule
             raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
     elif set(objective.parameters()).isdisjoint(p for group in optimiser.param_groups for p in group["params"]):
         raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
+
+
+def _rate_and_betas(objective: nn.Module, converging: Convergence | None) -> tuple[float, tuple[float, float]]:
+    """Of our own optimiser: the best that were found over many tasks (docs/decisions/fitting.md).
+
+    To converge, a step is to be about as long as the posterior is wide, which n examples make as 1 / sqrt(n).
+    """
+    if converging is None or not isinstance(objective, FreeEnergy):
+        return 3e-3, (0.9, 0.999)
+    return min(0.1, 0.5 / math.sqrt(objective.n)), (0.9, 0.99)
+
+
+def _rate(run: Run, step: int) -> float:
+    """The learning rate after so many steps, as a fraction of that at the start: it falls over the second half."""
+    return 1.0 if run.steps is None else falling(step, run.epochs * run.steps / 2, run.epochs * run.steps)
 
 
 def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Iterator["_Batch"]:

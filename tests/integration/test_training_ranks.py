@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typer.testing import CliRunner
 
 import digits
-from bayesbackprop import callbacks, training
+from bayesbackprop import _runs, callbacks, training
 from bayesbackprop._cli import app
 from bayesbackprop._files import write_checkpoint
 from bayesbackprop.training import Batches, TerminatedError, fit
@@ -185,7 +185,8 @@ def test_ranks_share_each_minibatch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     objectives = [Recorder(), Recorder()]
     monkeypatch.setattr(training, "DistributedDataParallel", lambda module: module)
     for rank, objective in enumerate(objectives):
-        monkeypatch.setattr(training, "rank_of_ranks", lambda rank=rank: (rank, 2))
+        for module in (training, _runs):
+            monkeypatch.setattr(module, "rank_of_ranks", lambda rank=rank: (rank, 2))
         run = Experiment(objective, objective.net, Schedule(1, 8), tmp_path / str(rank))
         run.train(counted(20), {"validation": counted(4)})
     assert [len(seen) for objective in objectives for seen in objective.seen] == [4, 4, 2] * 2

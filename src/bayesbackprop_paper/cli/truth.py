@@ -10,7 +10,7 @@ import rich.console
 import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
-from bayesbackprop_paper.experiments import nuts, truth
+from bayesbackprop_paper.experiments import defaults, nuts, ood, truth, uci
 
 app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
@@ -55,3 +55,62 @@ def truth_nuts(
     names = chosen(methods, list(nuts.METHODS), "--method")
     runs = [truth.Run(task, method, seed) for seed in range(seeds) for task in tasks for method in names]
     measured("nuts", runs, nuts.measure, results)
+
+
+@app.command("defaults")
+def truth_defaults(
+    methods: Methods = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help="May be repeated. [default: all]")] = None,
+    seeds: Seeds = 5,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """A Bayesian network with all its defaults beside plain training for as many epochs, on eight tasks.
+
+    Example: `bbb truth defaults --task wine --seeds 1`
+    """
+    set_threads(threads)
+    names = chosen(tasks, list(defaults.TASKS), "--task")
+    ways = chosen(methods, list(defaults.METHODS), "--method")
+    runs = [truth.Run(task, way, seed) for seed in range(seeds) for task in names for way in ways]
+    measured("defaults", runs, defaults.measure, results)
+    typer.echo(defaults.verdicts(truth.entries(results / "defaults.json")))
+
+
+@app.command("ood")
+def truth_ood(
+    methods: Methods = None,
+    seeds: Seeds = 5,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """Errors, calibration, and whether clothes are told from digits: MNIST 2x400 against Fashion-MNIST.
+
+    Example: `bbb truth ood --method "MC dropout" --seeds 1`
+    """
+    set_threads(threads)
+    names = chosen(methods, list(ood.METHODS), "--method")
+    measured(
+        "ood", [truth.Run(ood.TASK, method, seed) for seed in range(seeds) for method in names], ood.measure, results
+    )
+
+
+@app.command("uci")
+def truth_uci(
+    methods: Methods = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help=f"Of {', '.join(uci.SPLITS)}.")] = None,
+    splits: Annotated[int, typer.Option(min=1, help="The most of each set, counted from 0.")] = 10,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """NLL, RMSE and coverage on the regression sets of UCI: our estimator at its defaults, and others.
+
+    Example: `bbb truth uci --task yacht --splits 1`
+    """
+    set_threads(threads)
+    names = chosen(tasks, list(uci.SPLITS), "--task") if tasks else uci.available()
+    ways = chosen(methods, list(uci.METHODS), "--method")
+    numbered = [(number, task) for number in range(splits) for task in names if number < uci.SPLITS[task]]
+    runs = [truth.Run(task, way, number) for number, task in numbered for way in ways]
+    measured("uci", runs, uci.measure, results)
+    typer.echo(uci.verdicts(truth.entries(results / "uci.json")))

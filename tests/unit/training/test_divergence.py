@@ -119,11 +119,11 @@ def test_gradients_may_be_sparse_or_missing() -> None:
 
 
 def test_clipping_is_that_of_torch() -> None:
-    models = [bbb.Bayesian(nn.Linear(3, 1), bbb.Gaussian(0.5), seed=0) for _ in range(2)]
+    models = [bbb.Bayesian(nn.Linear(3, 1), bbb.Gaussian(0.5), estimator="shared", seed=0) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    fit(models[0], Batches(X, Y, 8), epochs=2, clip=0.1)
-    objective = bbb.FreeEnergy(models[1], n=16)
-    optimiser = torch.optim.Adam(objective.param_groups(), fused=True)
+    optimisers = [torch.optim.Adam(model.param_groups(), fused=True) for model in models]
+    fit(models[0], Batches(X, Y, 8), epochs=2, optimiser=optimisers[0], clip=0.1)
+    objective, optimiser = bbb.FreeEnergy(models[1], n=16, complexity="closed"), optimisers[1]
     batches = Batches(X, Y, 8)
     for epoch in range(2):
         batches.set_epoch(epoch)

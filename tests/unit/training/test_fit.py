@@ -1,6 +1,7 @@
 """fit: any loader, optimiser and objective; the numbers of an epoch; and what it leaves alone."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bayesbackprop as bbb
 from bayesbackprop import training
-from bayesbackprop.callbacks import Callback
+from bayesbackprop.callbacks import Callback, Checkpoint
 from bayesbackprop.training import Batches, DivergenceError, Run, fit
 
 pytestmark = pytest.mark.equivalence
@@ -23,10 +24,10 @@ def points(n: int = 50) -> tuple[Tensor, Tensor]:
     return x, x[:, :1] - 2 * x[:, 1:2]
 
 
-def bayesian(seed: int = 0) -> bbb.Bayesian:
+def bayesian(seed: int = 0, **options: Any) -> bbb.Bayesian:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return bbb.Bayesian(nn.Linear(3, 1), bbb.Gaussian(0.5), seed=seed)
+        return bbb.Bayesian(nn.Linear(3, 1), bbb.Gaussian(0.5), seed=seed, **options)
 
 
 def weights(module: nn.Module) -> list[Tensor]:
@@ -72,19 +73,49 @@ def test_three_lines() -> None:
     assert bbb.evaluation.error(model.predict(x + 3 * y[:, None], draws=20), y) < 0.1
 
 
-def test_it_is_the_loop_one_would_write() -> None:
+@pytest.mark.parametrize("prior", [None, bbb.ScaleMixture()], ids=["closed", "sampled"])
+def test_it_is_the_loop_one_would_write(prior: bbb.Prior | None) -> None:
     x, y = points()
-    model, twin = bayesian(), bayesian()
+    model, twin = bayesian(prior=prior), bayesian(prior=prior, estimator="local")
     fit(model, Batches(x, y, 8, seed=3), epochs=2)
-    free_energy = bbb.FreeEnergy(twin, 50)
-    optimiser = bbb.Adam([{"params": twin.net.parameters()}, {"params": twin.rho.parameters()}])
-    for epoch in range(2):
-        order = torch.randperm(50, generator=torch.Generator().manual_seed(3 * 1_000_003 + epoch))
-        for rows in order.split(8):
-            optimiser.zero_grad()
-            free_energy(x[rows], y[rows]).backward()
-            optimiser.step()
+    free_energy = bbb.FreeEnergy(twin, 50, complexity="sampled" if prior else "closed")
+    optimiser = bbb.Adam([{"params": twin.net.parameters()}, {"params": twin.rho.parameters()}], lr=3e-3)
+    steps = [rows for epoch in range(2) for rows in _order(3, epoch).split(8)]
+    for number, rows in enumerate(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = 3e-3 * min(1, 2 * (1 - number / len(steps)))
+        optimiser.zero_grad()
+        free_energy(x[rows], y[rows]).backward()
+        optimiser.step()
     assert same(model, twin)
+
+
+def _order(seed: int, epoch: int) -> Tensor:
+    return torch.randperm(50, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+def test_it_chooses_the_same_estimator_when_all_was_done_before(tmp_path: Path) -> None:
+    """A process that was killed between the last checkpoint and the file of the model writes the same file."""
+    for _ in range(2):
+        model = bayesian()
+        fit(model, Batches(*points(), 10), epochs=1, callbacks=[Checkpoint(tmp_path / "run")])
+        assert [entry.estimator for entry in model.plan] == ["local", "local"]
+
+
+def test_it_chooses_the_estimator_unless_one_was_given() -> None:
+    x, y = points()
+    for options, inputs, expected in (
+        ({}, x, "local"),
+        ({"estimator": "shared"}, x, "shared"),
+        ({"estimator": "flipout"}, x, "flipout"),
+        ({"family": bbb.LowRank(1)}, x, "shared"),
+        ({}, x[:, None], "shared"),  # a sequence of one step
+    ):
+        model = bayesian(**options)
+        assert model.plan[0].estimator == ("flipout" if expected == "flipout" else "shared")
+        fit(model, [(inputs, y[:, None] if inputs.dim() == 3 else y)], epochs=1, n=50)
+        assert [entry.estimator for entry in model.plan] == [expected] * 2
+        assert all(f"  {expected}  " in line for line in model.report().splitlines()[1:3])
 
 
 class Stream(IterableDataset[Any]):

@@ -62,7 +62,7 @@ def test_minibatch_weights_are_told_which_batch_it_is() -> None:
     twin = bbb.FreeEnergy(model(), n=40, minibatch_weights="geometric", batch_size=10)
     optimiser = bbb.Adam(twin.param_groups(), lr=1e-3)
     twin.load_state_dict(objective.state_dict())
-    fit(objective, batches(), epochs=1)
+    fit(objective, batches(), epochs=1, optimiser=bbb.Adam(objective.param_groups(), lr=1e-3))
     for number, (x, y) in enumerate(batches()):
         optimiser.zero_grad()
         twin(x, y, number).backward()

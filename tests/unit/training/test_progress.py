@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import digits
-from bayesbackprop import training
+from bayesbackprop import _runs
 from bayesbackprop.callbacks import Callback, Progress
 from bayesbackprop.training import Batches, fit
 from bayesbackprop_paper.experiments.recipe import progress
@@ -97,7 +97,7 @@ def test_any_objective_and_what_was_measured(live: bool, capsys: pytest.CaptureF
 def test_other_ranks_say_nothing(
     live: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "rank_of_ranks", lambda: (1, 1))
+    monkeypatch.setattr(_runs, "rank_of_ranks", lambda: (1, 1))
     shown = Progress()
     if live:
         shown._console = rich.console.Console(stderr=True, force_terminal=True, width=160)
