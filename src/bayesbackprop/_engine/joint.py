@@ -173,18 +173,16 @@ class MixtureTogether(Together):
         family: Mixture,
         generator: torch.Generator,
     ) -> Tensor:
-        def shuffled(p: Parameter) -> Tensor:
-            pairs = torch.stack([p.q.mu.detach().flatten(), p.q.rho.detach().flatten()])
+        def pairs(p: Parameter, shuffle: bool) -> Tensor:
+            """Its mu and rho, ``[2, n]``; in another order, but for constant weights."""
             order = torch.arange(p.q.numel)
             (moving,) = p.q.random.flatten().cpu().nonzero(as_tuple=True)
-            order[moving] = moving[torch.randperm(len(moving), generator=generator)]
-            return pairs[:, order.to(pairs.device)]
+            if shuffle:
+                order[moving] = moving[torch.randperm(len(moving), generator=generator)]
+            return torch.stack([part.detach().flatten()[order.to(part.device)] for part in p.q])
 
-        own = torch.cat(
-            [torch.stack([p.q.mu.detach().flatten(), p.q.rho.detach().flatten()]) for p in parameters.each], 1
-        )
-        others = [torch.cat([shuffled(p) for p in parameters.each], 1) for _ in range(family.components - 1)]
-        return torch.stack([own, *others], 1)
+        each = [torch.cat([pairs(p, number > 0) for p in parameters.each], 1) for number in range(family.components)]
+        return torch.stack(each, 1)
 
     def draw(self, key: Key, many: int) -> tuple[list[Tensor], Costs]:
         q, components = WeightPosterior(*self.joint.unbind()), self.family.components
