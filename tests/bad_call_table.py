@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ from bayesbackprop.calibration import TemperatureScaled
 from bayesbackprop.diagnostics import diagnose, pareto_k
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop.tables import TableModel, fit_table
 from bayesbackprop.verdict import Verdict
 
 Call = Callable[..., Any]
@@ -215,6 +217,20 @@ def fitting(kind: type) -> Call:
     return lambda **given: kind(**{"max_iter": 1, "hidden_layer_sizes": (2,), **given}).fit(**SAMPLE)
 
 
+def rows() -> Any:
+    """A small table of pandas."""
+    return pandas.DataFrame({"size": torch.linspace(0, 1, 30).numpy(), "price": torch.linspace(1, 2, 30).numpy()})
+
+
+def tabled(**given: Any) -> TableModel:
+    return fit_table(**{"table": rows(), "target": "price", "epochs": 1, "draws": 2, **given})
+
+
+@cache
+def table_model() -> TableModel:
+    return tabled()
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 _AGENT = {"features": COUNT, "actions": COUNT, "replicas": COUNT, "seed": WHOLE}
@@ -332,6 +348,13 @@ TABLE: dict[str, Entry] = {
         seed=WHOLE | "None",
     ),
     "LowRank": entry(lambda rank: wrapped(family=bbb.LowRank(rank)), rank=COUNT),
+    "Mixture": entry(lambda components: wrapped(family=bbb.Mixture(components)), components=COUNT),
+    "Conditional": entry(
+        lambda inputs: wrapped(family=bbb.Conditional(inputs), prior=bbb.Normal(1.0)),
+        dict,
+        "family",
+        inputs=COUNT | DATA,
+    ),
     "Bayesian.seed": entry(lambda seed: setattr(small_model(), "seed", seed), seed=WHOLE),
     "Bayesian.draw": entry(
         lambda **given: small_model().draw(**given)(X),
@@ -514,6 +537,18 @@ TABLE: dict[str, Entry] = {
     ),
     "load_sparse": entry(bbb.load_sparse, path=ANY),
     "sparse": entry(bbb.sparse, network=MODEL | "module"),
+    "refine": entry(
+        lambda **given: bbb.refine(
+            **{"model": small_model(), "data": (X, Y), "draws": 2, "iterations": 8, "leapfrogs": 1, **given}
+        ),
+        model=MODEL,
+        data=DATA,
+        draws=COUNT,
+        iterations=COUNT,
+        leapfrogs=COUNT,
+        seed=WHOLE | "None",
+        progress=FLAG,
+    ),
     "prune": entry(bbb.prune, lambda: {"model": small_model(), "fraction": 0.5}, model=MODEL, fraction=PROBABILITY),
     "threshold": entry(threshold, lambda: {"model": small_model()}, fraction=PROBABILITY),
     "snr": entry(snr, model=MODEL),
@@ -765,4 +800,23 @@ TABLE: dict[str, Entry] = {
     ),
     "BayesianMLPRegressor.save": entry(lambda path: inside(fitted(BayesianMLPRegressor).save, path=path), path=TEXT),
     "BayesianMLPRegressor.load": entry(BayesianMLPRegressor.load, path=ANY),
+    # tables
+    "fit_table": entry(
+        tabled,
+        table=ANY,
+        target=ANY,
+        kind=Kind(("None",)),
+        drop=Kind(("[]",)),
+        held_out=Kind(("0.5", "Fraction", "np.float32")),
+        epochs=COUNT | "None",
+        draws=COUNT,
+        seed=WHOLE,
+        progress=FLAG,
+    ),
+    "TableModel.predict": entry(lambda table: table_model().predict(table), table=ANY),
+    "TableModel.save": entry(lambda path: inside(table_model().save, path=path), path=TEXT),
+    "TableModel.save_html": entry(
+        lambda **given: inside(table_model().save_html, **{"path": "x", **given}), path=TEXT, title=TEXT | "None"
+    ),
+    "TableModel.load": entry(TableModel.load, path=ANY),
 }

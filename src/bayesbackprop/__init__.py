@@ -9,7 +9,7 @@ from bayesbackprop._version import __version__
 from bayesbackprop.calibration import calibrate_temperature, conformal_intervals
 from bayesbackprop.comparison import compare
 from bayesbackprop.export import load_sparse, save_sparse, sparse
-from bayesbackprop.families import Diagonal, FullCovariance, LowRank
+from bayesbackprop.families import Conditional, Diagonal, FullCovariance, LowRank, Mixture
 from bayesbackprop.likelihoods import (
     Bernoulli,
     Categorical,
@@ -29,6 +29,7 @@ from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
+from bayesbackprop.refinement import refine
 from bayesbackprop.saving import load, save
 from bayesbackprop.training import Batches, fit
 from bayesbackprop.verdict import evaluate
@@ -39,6 +40,7 @@ __all__ = [
     "Bayesian",
     "Bernoulli",
     "Categorical",
+    "Conditional",
     "Cost",
     "Diagonal",
     "Draw",
@@ -52,6 +54,7 @@ __all__ = [
     "LogDensity",
     "LogLikelihood",
     "LowRank",
+    "Mixture",
     "NegativeBinomial",
     "Normal",
     "Ordinal",
@@ -72,6 +75,7 @@ __all__ = [
     "load_sparse",
     "plain_kernels",
     "prune",
+    "refine",
     "save",
     "save_sparse",
     "sparse",

@@ -10,7 +10,7 @@ from torch import nn
 
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator, has_rule
 from bayesbackprop._errors import Described, check_choice, invalid
-from bayesbackprop.families import AnyFamily, Diagonal, Family
+from bayesbackprop.families import AnyFamily, Conditional, Diagonal, Family
 from bayesbackprop.priors import Prior
 
 T = TypeVar("T")
@@ -111,6 +111,9 @@ def grouped(
         elif not isinstance(value, Diagonal):
             raise invalid("family", "Bayesian", f"a family for '{name}', such as Diagonal() or LowRank(8)", value)
     for some, value in groups.values():
+        if isinstance(value, Conditional) and some != names:
+            rest = Described(f"{sorted(set(names) - set(some))} besides")
+            raise invalid("family", "Bayesian", "one Conditional for all parameters that are Bayesian", rest)
         if len(kinds := {(net.get_parameter(name).dtype, net.get_parameter(name).device) for name in some}) > 1:
             constraint = f"one of parameters that have the same type and device, for {value}"
             raise invalid("family", "Bayesian", constraint, Described(f"{some} of {sorted(map(str, kinds))}"))

@@ -233,11 +233,12 @@ def _estimate(values: Tensor) -> Estimate:
 
 def spread(model: "Bayesian") -> Spread:
     """The 5 %, 50 % and 95 % quantiles of sigma, and the fraction of weights with |mu| / sigma below 0.1."""
-    posteriors = model.posterior.values()
-    sigma, snr = (
-        torch.cat([getattr(q, name).detach()[q.random].double().flatten() for q in posteriors])
-        for name in ("sigma", "snr")
+    moments, random = model.engine().moments(), {name: q.random for name, q in model.posterior.items()}
+    mean, sigma = (
+        torch.cat([getattr(each, part).detach()[random[name]].double() for name, each in moments.items()])
+        for part in ("mean", "deviation")
     )
+    snr = mean.abs() / sigma
     if not len(sigma):
         raise invalid("model", "spread", "one with random weights", Described("one whose weights are all constant"))
     ordered = sigma.sort().values  # torch.quantile takes no more than 2^24 numbers

@@ -254,6 +254,9 @@ def fit(
         # Another thread that saves the model, or copies it, does so before a step or after it.
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
+        if isinstance(model, Bayesian) and not run.goes_on:  # the checkpoint is of a run that is over
+            for inputs, *_ in itertools.islice(batches, 1):
+                model.choose_estimator(inputs)
         while run.goes_on:
             if run.steps is None and run.epoch:  # of a stream it is known when it has been seen
                 run.steps = (run.step - math.ceil(run.taken / accumulate)) // run.epoch

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, distributions, nn
+from torch.nn.functional import logsigmoid
 from torch.utils._pytree import tree_map
 
 from bayesbackprop import _page
@@ -192,6 +193,11 @@ def shown(name: str, value: float) -> str:
 
 def figure_of(verdicts: Mapping[str, Verdict]) -> Any:
     """One figure of all verdicts, which are of the same data: a curve for each by name."""
+    return _page.figure(panels_of(verdicts), named=len(verdicts) > 1)
+
+
+def panels_of(verdicts: Mapping[str, Verdict]) -> dict[str, Callable[[Any], None]]:
+    """What :func:`figure_of` draws, by title."""
     first = next(iter(verdicts.values()))
     panels: dict[str, Callable[[Any], None]] = {}
     of_classes = isinstance(first.scores, ClassScores)
@@ -225,7 +231,7 @@ def figure_of(verdicts: Mapping[str, Verdict]) -> Any:
             for name, verdict in verdicts.items()
         }
         panels["What shifts of the inputs cost"] = lambda axes: _page.dots(axes, nlls, "NLL, nats")
-    return _page.figure(panels, named=len(verdicts) > 1)
+    return panels
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -427,7 +433,24 @@ def _uncertainty(prediction: Predictive) -> dict[str, Tensor]:
         # Of one draw it is 0, but for rounding.
         "epistemic": prediction.epistemic.double().flatten().cpu() * (prediction.draws > 1),
         "variance": by_draw.var(0, correction=0).sum(1),  # of the probabilities, over the draws
+        "reverse information": _reverse_information(prediction, probs),
     }
+
+
+def _reverse_information(prediction: ClassPredictive, probs: Tensor) -> Tensor:
+    """E_w KL[P(y|x) || P(y|x,w)], where the epistemic part is E_w KL[P(y|x,w) || P(y|x)].
+
+    It counts draws that all but rule out what the others believe, by how much they do.
+    """
+    components = prediction.components
+    logits = components.logits.double().cpu()
+    if isinstance(components, distributions.Bernoulli):
+        log_by_draw = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1)
+    else:
+        log_by_draw = logits.log_softmax(-1)
+    mean_of_logs = log_by_draw.flatten(0, -2).view(prediction.draws, *probs.shape).mean(0)
+    gained = torch.xlogy(probs, probs) - probs * mean_of_logs
+    return gained.sum(1).clamp(min=0) * (prediction.draws > 1)  # below 0, and of one draw not 0, only by rounding
 
 
 def _table(probs: Tensor, prediction: ClassPredictive) -> Tensor:

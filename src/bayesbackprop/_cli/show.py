@@ -14,6 +14,7 @@ from rich.text import Text  # a str may hold markup, and names in a file may be 
 from torch import Tensor
 
 from bayesbackprop._files import File, read
+from bayesbackprop.families import is_about_mu
 from bayesbackprop.posterior import WeightPosterior
 
 # Of tables that go to a file or a pipe: wide enough for the longest row of a Bayesian network, whose prior has three
@@ -61,6 +62,10 @@ def _model(file: File) -> tuple[dict[str, Any], Table]:
     rows: list[dict[str, Any]] = []
     means = {name.removeprefix("net."): mu for name, mu in file.tensors.items() if name.startswith("net.")}
     bayesian: dict[str, dict[str, Any]] = file.contents["parameters"]
+    families = [dict(group) for group in file.contents.get("families", [])]
+    groups = [(group.pop("names"), group) for group in families]
+    # Of which mu and rho say nothing.
+    elsewhere = {name for names, family in groups if not is_about_mu(family) for name in names}
     for name in [*bayesian, *sorted(means.keys() - bayesian.keys())]:
         mu = means[name]
         rows.append({"name": name, "shape": list(mu.shape), "numbers": mu.numel()})
@@ -69,14 +74,19 @@ def _model(file: File) -> tuple[dict[str, Any], Table]:
             q = WeightPosterior(mu, file.tensors[f"rho.{name}"])
             prior, estimator = bayesian[name]["prior"], bayesian[name]["estimator"]
             medians = {"median_sigma": _median(q.sigma), "median_snr": _median(q.snr)}
+            if name in elsewhere:
+                medians = dict.fromkeys(medians)
             rows[-1] |= {"prior": prior, "estimator": estimator, **medians}
             cells = [_call(prior), estimator, *("-" if value is None else f"{value:.3g}" for value in medians.values())]
         shape = "x".join(map(str, mu.shape)) or "1"
         table.add_row(*map(Text, (name, shape, f"{mu.numel():,}", *cells)))
     random, total = (sum(means[name].numel() for name in names) for names in (bayesian, means))
     likelihood = file.contents["likelihood"]
-    table.caption = Text(f"likelihood {_call(likelihood)}; {random:,} of {total:,} numbers are Bayesian weights")
-    return {"likelihood": likelihood, "seed": file.contents["seed"], "parameters": rows}, table
+    said = [f"{random:,} of {total:,} numbers are Bayesian weights"]
+    said += [f"{_call(family)} of {len(names)} parameters together" for names, family in groups]
+    table.caption = Text("; ".join([f"likelihood {_call(likelihood)}", *said]))
+    described = {"likelihood": likelihood, "seed": file.contents["seed"], "parameters": rows}
+    return described | {"families": file.contents.get("families", [])}, table
 
 
 def _other(file: File) -> tuple[dict[str, Any], Table]:

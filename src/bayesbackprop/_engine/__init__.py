@@ -14,6 +14,7 @@ from bayesbackprop._engine.executors import (
     lock,
     over_draws,
 )
+from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
 
@@ -27,6 +28,7 @@ __all__ = [
     "costs",
     "draws",
     "evaluating",
+    "kind_of",
     "lock",
     "over_draws",
     "plain_kernels",

@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop import complexity
 from bayesbackprop._engine import checkpointing, ops
-from bayesbackprop._engine.joint import Joint
+from bayesbackprop._engine.joint import Moments as JointMoments
+from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
 from bayesbackprop._errors import invalid, tensor_shape
@@ -114,7 +115,7 @@ class Engine:
         rules: Mapping[str, Estimator],
         joints: Sequence[tuple[Sequence[str], Family, Tensor]] = (),
     ) -> None:
-        from bayesbackprop._engine.mlp import FullyConnected  # which is itself an executor
+        from bayesbackprop._engine.mlp import FullyConnected, FullyConnectedTogether  # which are executors
 
         names = list(priors)
         self.net, self.rules = net, dict(rules)
@@ -133,16 +134,19 @@ class Engine:
             weight_stream = stream(number, Role.WEIGHT)
             by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], its_centre, weight_stream)
         self.parameters = Parameters(by_name)
-        self.joints = [Joint(self.parameters.subset(some), family, tensor) for some, family, tensor in joints]
+        self.joints = [
+            kind_of(family)(net, self.parameters.subset(some), family, tensor) for some, family, tensor in joints
+        ]
         together = {name for some, _, _ in joints for name in some}
         # Those that do not vary together.
         self.single = self.parameters.subset([n for n in names if n not in together]) if joints else self.parameters
         self.closed = self.single.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.any_module = AnyModule(self)
-        compiling = torch.compiler.is_compiling()
-        fully_connected = None if compiling or joints else FullyConnected.of(net, self.parameters, self.rules)
-        self.executors: list[Executor] = [*([fully_connected] if fully_connected else []), self.any_module]
+        quick: Executor | None = None
+        if not torch.compiler.is_compiling():
+            quick = FullyConnectedTogether.of(self) if joints else FullyConnected.of(net, self.parameters, self.rules)
+        self.executors: list[Executor] = [*([quick] if quick else []), self.any_module]
 
     def valid(self, net: nn.Module) -> bool:
         """Whether all that was found is still there, in ``net``."""
@@ -155,12 +159,30 @@ class Engine:
         each = [complexity.closed(p.q, p.prior, p.centre) for p in self.single.each]
         return torch.stack([*each, *(joint.kl() for joint in self.joints)]).sum()
 
-    def draw(self, key: Key, parameters: Parameters) -> tuple[dict[str, Tensor], Tensor]:
-        """All weights by name, and log q(w|theta) - log P(w) over all; of the single ones as ``parameters`` say."""
-        parts = [(parameters, *ops.draw(parameters, key))] if parameters.each else []
-        parts += [(joint.parameters, *joint.draw(key)) for joint in self.joints]
-        found = {name: w for some, ws, _ in parts for name, w in zip(some.by_name, ws, strict=True)}
-        costs = [cost for _, _, cost in parts]
+    @property
+    def has_kl(self) -> bool:
+        """Whether KL[q || P] in closed form is one number, and not that of each draw."""
+        return all(joint.has_kl for joint in self.joints)
+
+    def moments(self) -> dict[str, JointMoments]:
+        """The mean and standard deviation of each weight by parameter name."""
+        found = {name: JointMoments(p.q.mu, p.q.sigma) for name, p in self.single.by_name.items()}
+        for joint in self.joints:
+            found |= zip(joint.parameters.by_name, joint.moments(), strict=True)
+        return {name: found[name] for name in self.parameters.by_name}
+
+    def draw(self, key: Key, parameters: Parameters, closed: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """All weights by name, and their complexity; of the single ones as ``parameters`` say."""
+        found: dict[str, Tensor] = {}
+        costs: list[Tensor] = []
+        if parameters.each:
+            ws, cost = ops.draw(parameters, key)
+            found |= zip(parameters.by_name, ws, strict=True)
+            costs.append(cost)
+        for joint in self.joints:
+            ws, its_costs = joint.draw(key, 1)
+            found |= zip(joint.parameters.by_name, (w[0] for w in ws), strict=True)
+            costs += its_costs(closed).unbind()
         return {name: found[name] for name in self.parameters.by_name}, costs[0] if len(costs) == 1 else sum(costs)  # type: ignore[return-value]
 
     def draws(self, key: Key, many: int, names: Sequence[str]) -> list[Tensor]:
@@ -168,8 +190,9 @@ class Engine:
         wanted = [name for name in names if name in self.single.by_name]
         single = self.single if len(wanted) == len(self.single.each) else self.single.subset(wanted)
         found = dict(zip(single.by_name, ops.draws(single, key, many) if single.each else [], strict=True))
-        for joint in self.joints:
-            found |= zip(joint.parameters.by_name, joint.draws(key, many), strict=True)
+        with torch.no_grad():
+            for joint in self.joints:
+                found |= zip(joint.parameters.by_name, joint.draw(key, many)[0], strict=True)
         return [found[name] for name in names]
 
     def first(self, method: str, *args: Any) -> Any:
@@ -193,7 +216,7 @@ class Draw:
     ) -> None:
         self.key = key
         self.moments = moments or {}
-        self.engine, self._closed = engine, closed
+        self.engine, self.closed = engine, closed
         self.parameters = (engine.closed if closed else None) or engine.single
         self._weights: dict[str, Tensor] | None = None
         self._complexity: Tensor | None = None
@@ -216,9 +239,9 @@ class Draw:
     def weights(self) -> dict[str, Tensor]:
         """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
         if self._weights is None:
-            self._weights, complexity = self.engine.draw(self.key, self.parameters)
-            if not self.engine.joints or not self._closed:
-                self.drawn_inside(complexity)
+            inside = self.complexity_inside
+            self._weights, complexity = self.engine.draw(self.key, self.parameters, self.closed and inside)
+            self.drawn_inside(complexity)
         return self._weights
 
     def complexity(self) -> Tensor:
@@ -226,7 +249,7 @@ class Draw:
 
         Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
         """
-        if self._complexity is None and self._closed:
+        if self._complexity is None and self.closed and self.engine.has_kl:
             self._complexity = self.engine.kl()
         if self._complexity is None:
             _ = self.weights
@@ -241,7 +264,7 @@ class Draw:
     @property
     def complexity_inside(self) -> bool:
         """Whether what is found when the weights are drawn is the complexity that this draw is to have."""
-        return self._closed == self.parameters.closed
+        return self.closed == self.parameters.closed
 
 
 def costs(
