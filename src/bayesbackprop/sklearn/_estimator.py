@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bayesbackprop import likelihoods
 from bayesbackprop._errors import (
+    Described,
     all_or_nothing,
     check_choice,
     check_count,
@@ -130,7 +131,7 @@ class BayesianMLP(Kept, ABC):
             x, y = self._validated(X, y, reset=first, dtype=dtype, accept_sparse="csr", **self._reading)
             x, y, weights = self._weighted(x, y, weights)
             if first:
-                _warn_of_scale(x)
+                _check_scale(self._name, x)
                 self._learn_targets(y if like is None else np.asarray(like), weights if like is None else None)
                 self._start(x.shape[1], torch.float32 if x.dtype == np.float32 else torch.float64, self._likelihood())
                 self._start_noise(x, self._encode(y), weights)
@@ -363,12 +364,14 @@ class _SparseBatches:
             yield torch.from_numpy(_dense(self._x[rows.numpy()])), *others
 
 
-def _warn_of_scale(x: Any) -> None:
+def _check_scale(owner: str, x: Any) -> None:
     """Warn where the features are far from the size that prior and learning rate are made for."""
-    with np.errstate(over="ignore"):  # infinite is large enough
+    with np.errstate(over="ignore"):
         squares = x.multiply(x) if scipy.sparse.issparse(x) else np.square(x, dtype=np.float64)
     sizes = np.sqrt(np.asarray(squares.mean(axis=0)).ravel())
     largest = float(sizes.max(initial=0.0))
+    if largest == math.inf:
+        raise invalid("X", owner, "made of numbers whose squares floats can hold", Described("larger ones"))
     if largest > _LARGEST or 0 < largest < _SMALLEST:
         told = (
             f"The root mean square of a feature is {largest:.3g}, but prior and learning rate are made for about 1. "
