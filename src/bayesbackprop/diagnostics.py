@@ -5,6 +5,7 @@ All of it is at temperature 1, whatever the model was trained at, and on the tra
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -444,8 +445,8 @@ def agreement(
         args, kwargs = arguments(inputs, "agreement")
         found: list[_Summary] = []
         for number, model in enumerate(many):
-            device = next(model.parameters()).device
-            args, kwargs = tree_map_only(Tensor, lambda tensor, to=device: tensor.to(to), (args, kwargs))
+            to_its_device = operator.methodcaller("to", next(model.parameters()).device)
+            args, kwargs = tree_map_only(Tensor, to_its_device, (args, kwargs))
             own = (model.seed if seed is None else seed) + number
             found.append(_summary(model.predict(*args, draws=draws, seed=own % INT64, **kwargs)))
         if len({tuple(each.centre.shape) for each in found}) > 1:

@@ -124,8 +124,8 @@ class _Commands(typer.core.TyperGroup):
 
 def _start() -> str:
     """What to try first: of what is installed."""
-    _, paper = PANELS
-    if all(find_spec(name) for name in paper.needs):
+    extras = [panel.extra for panel in PANELS if panel.extra]
+    if all(find_spec(name) for extra in extras for name in extra.needs):
         return "Start with `bbb demo`."
     return "Start with `bbb show FILE`, of a file that `bbb.save` wrote; for more, pip install 'bayesbackprop[paper]'."
 
