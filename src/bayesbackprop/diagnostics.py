@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributions
-from torch.utils._pytree import tree_map_only
 
-from bayesbackprop._batches import Data, arguments, unlabelled, weighted
+from bayesbackprop._batches import Data, arguments, on, unlabelled, weighted
 from bayesbackprop._engine import Slots, call_with, evaluating
 from bayesbackprop._errors import (
     INT64,
@@ -444,8 +443,7 @@ def agreement(
         args, kwargs = arguments(inputs, "agreement")
         found: list[_Summary] = []
         for number, model in enumerate(many):
-            device = next(model.parameters()).device
-            args, kwargs = tree_map_only(Tensor, lambda tensor, to=device: tensor.to(to), (args, kwargs))
+            args, kwargs = on((args, kwargs), next(model.parameters()).device)
             own = (model.seed if seed is None else seed) + number
             found.append(_summary(model.predict(*args, draws=draws, seed=own % INT64, **kwargs)))
         if len({tuple(each.centre.shape) for each in found}) > 1:

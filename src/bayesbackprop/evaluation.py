@@ -246,8 +246,9 @@ def _quantiles(prediction: ValuePredictive) -> Callable[[Tensor], Tensor]:
         try:
             found = components.icdf(column.expand(-1, *components.batch_shape)).double()
         except NotImplementedError:
-            heavy = isinstance(components, distributions.StudentT)  # which may have neither mean nor variance
-            centre, width = (components.loc, components.scale) if heavy else (components.mean, components.stddev)
+            centre, width = components.mean, components.stddev
+            if isinstance(components, distributions.StudentT):  # which may have neither
+                centre, width = components.loc, components.scale
             # Those of Student's t with 2 degrees of freedom, of which all moments but the first are infinite.
             found = centre.double() + (2 * column - 1) / (2 * column * (1 - column)).sqrt() * width.double()
         return found.reshape(len(levels), prediction.draws, -1)
