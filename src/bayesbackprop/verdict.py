@@ -331,7 +331,7 @@ def _check_head(model: object, head: object) -> None:
     if isinstance(likelihood, Joint):
         heads = list(likelihood.names or range(len(likelihood.heads)))
         constraint = f"one of {heads}, the targets of the model: each has a verdict of its own"
-    if not any(head == each and type(head) is type(each) for each in heads):
+    if not any(type(head) is type(each) and head == each for each in heads):
         raise invalid("head", "evaluate", constraint, head)
 
 
