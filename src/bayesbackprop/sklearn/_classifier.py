@@ -65,7 +65,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     Examples:
         >>> X, y = [[-1.0], [-0.8], [0.9], [1.0]] * 5, ["no", "no", "yes", "yes"] * 5
-        >>> BayesianMLPClassifier(random_state=0).fit(X, y).predict([[-2.0], [2.0]])
+        >>> BayesianMLPClassifier(max_iter=300, random_state=0).fit(X, y).predict([[-2.0], [2.0]])
         array(['no', 'yes'], dtype='<U3')
     """
 

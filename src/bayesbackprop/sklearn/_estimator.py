@@ -56,7 +56,7 @@ _WARMUP = 0.8
 _COLD = 0.6
 
 # A change of the free energy, in nats per example, that is worth more passes.
-_MUCH = 0.02
+_MUCH = 0.1
 
 # Networks to average in the predictions on held-out rows: enough to compare passes, and quick.
 _VALIDATION_DRAWS = 10
