@@ -201,7 +201,12 @@ MISTAKES: dict[str, Mistake] = {
     "FreeEnergy(n, model)": (lambda: bbb.FreeEnergy(8, small_model()), "model"),
     "FreeEnergy(model)": (lambda: bbb.FreeEnergy(small_model()), "'n'"),
     "FreeEnergy(model, loader)": (lambda: bbb.FreeEnergy(small_model(), small_batches()), "n"),
-    "FreeEnergy(closed, mixture)": (lambda: bbb.FreeEnergy(classifier(), 8, complexity="closed"), "complexity"),
+    "FreeEnergy(closed, mixture)": (
+        lambda: bbb.FreeEnergy(
+            bbb.Bayesian(small_net(), bbb.Gaussian(1.0), bbb.ScaleMixture()), 8, complexity="closed"
+        ),
+        "complexity",
+    ),
     "FreeEnergy(batch_size=-3)": (lambda: bbb.FreeEnergy(small_model(), 8, batch_size=-3), "batch_size"),
     "FreeEnergy(step=2**32)": (lambda: bbb.FreeEnergy(small_model(), 8, step=2**32), "step"),
     "FreeEnergy(draws=2**33)": (lambda: bbb.FreeEnergy(small_model(), 8, draws=2**33), "draws"),
@@ -230,7 +235,6 @@ MISTAKES: dict[str, Mistake] = {
     "backward after a change in place": (_changed_in_between, "modified"),
     "fit(batches, model)": (lambda: bbb.fit(small_batches(), small_model(), epochs=1), "batches"),
     "fit(model, x, y)": (lambda: bbb.fit(small_model(), X, Y, epochs=1), "positional"),
-    "fit(model, batches)": (lambda: bbb.fit(small_model(), small_batches()), "epochs"),
     "fit(evaluated model)": (lambda: bbb.fit(_evaluated(), small_batches(), epochs=1), "model"),
     "fit(list of x)": (lambda: bbb.fit(small_model(), [X], epochs=1, n=8), "batches"),
     "fit(list of triples without weights)": (lambda: bbb.fit(small_model(), [(X, Y, Y)], epochs=1, n=8), "weights"),

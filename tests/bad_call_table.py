@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ from bayesbackprop.calibration import TemperatureScaled
 from bayesbackprop.diagnostics import diagnose, pareto_k
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop.tables import TableModel, fit_table
 from bayesbackprop.verdict import Verdict
 
 Call = Callable[..., Any]
@@ -215,6 +217,20 @@ def fitting(kind: type) -> Call:
     return lambda **given: kind(**{"max_iter": 1, "hidden_layer_sizes": (2,), **given}).fit(**SAMPLE)
 
 
+def rows() -> Any:
+    """A small table of pandas."""
+    return pandas.DataFrame({"size": torch.linspace(0, 1, 30).numpy(), "price": torch.linspace(1, 2, 30).numpy()})
+
+
+def tabled(**given: Any) -> TableModel:
+    return fit_table(**{"table": rows(), "target": "price", "epochs": 1, "draws": 2, **given})
+
+
+@cache
+def table_model() -> TableModel:
+    return tabled()
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 _AGENT = {"features": COUNT, "actions": COUNT, "replicas": COUNT, "seed": WHOLE}
@@ -324,7 +340,7 @@ TABLE: dict[str, Entry] = {
         likelihood=Kind(("likelihood",)),
         prior=PRIOR,
         sigma=POSITIVE | FUNCTION,
-        estimator=ANY,
+        estimator=Kind(("None",)),
         family=ANY,
         select=FUNCTION | "None",
         normalisation=FLAG,
@@ -332,6 +348,13 @@ TABLE: dict[str, Entry] = {
         seed=WHOLE | "None",
     ),
     "LowRank": entry(lambda rank: wrapped(family=bbb.LowRank(rank)), rank=COUNT),
+    "Mixture": entry(lambda components: wrapped(family=bbb.Mixture(components)), components=COUNT),
+    "Conditional": entry(
+        lambda inputs: wrapped(family=bbb.Conditional(inputs), prior=bbb.Normal(1.0)),
+        dict,
+        "family",
+        inputs=COUNT | DATA,
+    ),
     "Bayesian.seed": entry(lambda seed: setattr(small_model(), "seed", seed), seed=WHOLE),
     "Bayesian.draw": entry(
         lambda **given: small_model().draw(**given)(X),
@@ -465,7 +488,7 @@ TABLE: dict[str, Entry] = {
         "n",
         model=MODEL,
         batches=Kind(("loader",)),
-        epochs=COUNT,
+        epochs=COUNT | "None",
         n=COUNT | "None",
         optimiser=Kind(("None",)),
         scheduler=Kind(("None",)),
@@ -487,6 +510,9 @@ TABLE: dict[str, Entry] = {
     "Best": entry(trained(callbacks.Best), lambda: {"path": "x"}, path=TEXT, monitor=ANY),
     "Best.load": entry(lambda objective: best().load(objective), objective=MODEL),
     "EarlyStopping": entry(trained(callbacks.EarlyStopping), monitor=ANY, patience=COUNT),
+    "Convergence": entry(
+        lambda **given: trained(callbacks.Convergence)(**{"most": 10**9, **given}), first=COUNT, most=COUNT
+    ),
     "Averaging": entry(trained(callbacks.Averaging), factor=PROBABILITY),
     "Progress": entry(trained(callbacks.Progress), title=TEXT, describe=FUNCTION),
     "Records": entry(trained(callbacks.Records), path=TEXT),
@@ -511,6 +537,18 @@ TABLE: dict[str, Entry] = {
     ),
     "load_sparse": entry(bbb.load_sparse, path=ANY),
     "sparse": entry(bbb.sparse, network=MODEL | "module"),
+    "refine": entry(
+        lambda **given: bbb.refine(
+            **{"model": small_model(), "data": (X, Y), "draws": 2, "iterations": 8, "leapfrogs": 1, **given}
+        ),
+        model=MODEL,
+        data=DATA,
+        draws=COUNT,
+        iterations=COUNT,
+        leapfrogs=COUNT,
+        seed=WHOLE | "None",
+        progress=FLAG,
+    ),
     "prune": entry(bbb.prune, lambda: {"model": small_model(), "fraction": 0.5}, model=MODEL, fraction=PROBABILITY),
     "threshold": entry(threshold, lambda: {"model": small_model()}, fraction=PROBABILITY),
     "snr": entry(snr, model=MODEL),
@@ -707,20 +745,31 @@ TABLE: dict[str, Entry] = {
         activation=ANY,
         prior=PRIOR,
         sigma=POSITIVE,
-        temperature=NOT_NEGATIVE,
+        temperature=NOT_NEGATIVE | "None",
         batch_size=COUNT,
         learning_rate_init=POSITIVE,
-        max_iter=COUNT,
+        max_iter=COUNT | "None",
+        early_stopping=FLAG,
+        validation_fraction=PROBABILITY,
+        n_iter_no_change=COUNT,
+        warm_start=FLAG,
         draws=COUNT,
         random_state=WHOLE | "None",
         verbose=FLAG | WHOLE,
+        class_weight=ANY,
     ),
     "BayesianMLPRegressor": entry(fitting(BayesianMLPRegressor), noise=POSITIVE),
     "BayesianMLPClassifier.fit": entry(
-        lambda **given: BayesianMLPClassifier(max_iter=1).fit(**{**SAMPLE, **given}), X=ARRAYS, y=DATA | "ints [8]"
+        lambda **given: BayesianMLPClassifier(max_iter=1).fit(**{**SAMPLE, **given}),
+        X=ARRAYS,
+        y=DATA | "ints [8]",
+        sample_weight=DATA | "None" | POSITIVE,
     ),
     "BayesianMLPRegressor.fit": entry(
-        lambda **given: BayesianMLPRegressor(max_iter=1).fit(**{**SAMPLE, **given}), X=ARRAYS, y=ARRAYS | "ints [8]"
+        lambda **given: BayesianMLPRegressor(max_iter=1).fit(**{**SAMPLE, **given}),
+        X=ARRAYS,
+        y=ARRAYS | "ints [8]",
+        sample_weight=DATA | "None" | POSITIVE,
     ),
     "BayesianMLPClassifier.partial_fit": entry(
         lambda **given: BayesianMLPClassifier().partial_fit(**{**SAMPLE, "classes": [0, 1, 2], **given}),
@@ -732,6 +781,15 @@ TABLE: dict[str, Entry] = {
     "BayesianMLPClassifier.predict_proba": entry(
         lambda **given: fitted(BayesianMLPClassifier).predict_proba(**given), X=ARRAYS
     ),
+    "BayesianMLPClassifier.predict_log_proba": entry(
+        lambda **given: fitted(BayesianMLPClassifier).predict_log_proba(**given), X=ARRAYS
+    ),
+    "BayesianMLPRegressor.sample_y": entry(
+        lambda **given: fitted(BayesianMLPRegressor).sample_y(**{"X": X.numpy(), **given}),
+        X=ARRAYS,
+        n_samples=COUNT,
+        random_state=WHOLE | "None",
+    ),
     "BayesianMLPRegressor.predict": entry(
         lambda **given: fitted(BayesianMLPRegressor).predict(**{"X": X.numpy(), **given}),
         dict,
@@ -742,4 +800,23 @@ TABLE: dict[str, Entry] = {
     ),
     "BayesianMLPRegressor.save": entry(lambda path: inside(fitted(BayesianMLPRegressor).save, path=path), path=TEXT),
     "BayesianMLPRegressor.load": entry(BayesianMLPRegressor.load, path=ANY),
+    # tables
+    "fit_table": entry(
+        tabled,
+        table=ANY,
+        target=ANY,
+        kind=Kind(("None",)),
+        drop=Kind(("[]",)),
+        held_out=Kind(("0.5", "Fraction", "np.float32")),
+        epochs=COUNT | "None",
+        draws=COUNT,
+        seed=WHOLE,
+        progress=FLAG,
+    ),
+    "TableModel.predict": entry(lambda table: table_model().predict(table), table=ANY),
+    "TableModel.save": entry(lambda path: inside(table_model().save, path=path), path=TEXT),
+    "TableModel.save_html": entry(
+        lambda **given: inside(table_model().save_html, **{"path": "x", **given}), path=TEXT, title=TEXT | "None"
+    ),
+    "TableModel.load": entry(TableModel.load, path=ANY),
 }

@@ -3,13 +3,14 @@
 Wrap any module, train it on the variational free energy, and ask for a predictive distribution.
 """
 
-from bayesbackprop import callbacks
+from bayesbackprop import callbacks, pruning
 from bayesbackprop._engine import Draw, plain_kernels
 from bayesbackprop._version import __version__
 from bayesbackprop.calibration import calibrate_temperature, conformal_intervals
 from bayesbackprop.comparison import compare
+from bayesbackprop.diagnostics import agreement, diagnose
 from bayesbackprop.export import load_sparse, save_sparse, sparse
-from bayesbackprop.families import Diagonal, FullCovariance, LowRank
+from bayesbackprop.families import Conditional, Diagonal, FullCovariance, LowRank, Mixture
 from bayesbackprop.likelihoods import (
     Bernoulli,
     Categorical,
@@ -29,8 +30,9 @@ from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop.pruning import prune
+from bayesbackprop.refinement import refine
 from bayesbackprop.saving import load, save
-from bayesbackprop.training import Batches, fit
+from bayesbackprop.training import Batches, distributed, fit
 from bayesbackprop.verdict import evaluate
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Bayesian",
     "Bernoulli",
     "Categorical",
+    "Conditional",
     "Cost",
     "Diagonal",
     "Draw",
@@ -52,6 +55,7 @@ __all__ = [
     "LogDensity",
     "LogLikelihood",
     "LowRank",
+    "Mixture",
     "NegativeBinomial",
     "Normal",
     "Ordinal",
@@ -62,16 +66,21 @@ __all__ = [
     "ScaleMixture",
     "StudentT",
     "__version__",
+    "agreement",
     "calibrate_temperature",
     "callbacks",
     "compare",
     "conformal_intervals",
+    "diagnose",
+    "distributed",
     "evaluate",
     "fit",
     "load",
     "load_sparse",
     "plain_kernels",
     "prune",
+    "pruning",
+    "refine",
     "save",
     "save_sparse",
     "sparse",

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
-from bayesbackprop._errors import Described, invalid, tensor_shape, tensors_of
+from bayesbackprop._errors import Described, check_weights, invalid, tensor_shape, tensors_of
 
 # A pair (inputs, targets), a Dataset of such pairs, or an iterable of batches of them, such as a DataLoader.
-Data = tuple[Any, Tensor] | Dataset[Any] | Iterable[Any]
+Data = tuple[Any, Any] | Dataset[Any] | Iterable[Any]
 
 # Examples to look at in one go where the data come without batches.
 ROWS = 1024
@@ -31,20 +31,55 @@ def arguments(inputs: Any, owner: str = "FreeEnergy") -> tuple[tuple[Any, ...], 
     return (inputs,), {}
 
 
-def labelled(data: Any, parameter: str, owner: str, device: torch.device | None = None) -> Iterator[tuple[Any, Tensor]]:
-    """The batches ``(inputs, targets)`` of ``data``, on ``device`` if given; at least one."""
+def labelled(
+    data: Any, parameter: str, owner: str, device: torch.device | None = None, head: str | int | None = None
+) -> Iterator[tuple[Any, Tensor]]:
+    """The batches ``(inputs, targets)`` of ``data``, on ``device`` if given; of several targets those of ``head``."""
+    for inputs, targets, weights in weighted(data, parameter, owner, device):
+        if weights is not None:
+            constraint = f"pairs (inputs, targets), since {owner} counts each example once: "
+            constraint += "leave the weights out, as in ((x, y) for x, y, _ in loader)"
+            raise invalid(parameter, owner, constraint, Described("batches (inputs, targets, weights)"))
+        if head is not None:
+            known = isinstance(targets, Mapping) if isinstance(head, str) else isinstance(targets, tuple | list)
+            if not known or head not in (targets if isinstance(head, str) else range(len(targets))):
+                constraint = f"data whose targets have one for the head {head!r}"
+                raise invalid(parameter, owner, constraint, Described(_names(targets)))
+            targets = targets[head]
+        if not isinstance(targets, Tensor):
+            raise invalid(parameter, owner, f"{_KNOWN}, with a tensor of targets", Described(_names(targets)))
+        yield inputs, targets
+
+
+def weighted(
+    data: Any, parameter: str, owner: str, device: torch.device | None = None
+) -> Iterator[tuple[Any, Any, Tensor | None]]:
+    """The batches ``(inputs, targets, weights)`` of ``data``, on ``device`` if given; at least one.
+
+    Targets are a tensor, or a mapping, tuple or list of tensors for several heads. Weights are None where there are
+    none.
+    """
     count = 0
     for batch in _batches(data, parameter, owner):
-        if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+        if not isinstance(batch, tuple | list) or len(batch) not in (2, 3) or not tensors_of(batch[1]):
             got = Described(f"batches of type {type(batch).__name__}")
             raise invalid(parameter, owner, f"{_KNOWN}, with a tensor of targets", got)
-        inputs, targets = batch
-        if not tensors_of(inputs) or not targets.dim():
+        inputs, targets, *weights = batch
+        if not tensors_of(inputs) or not all(tensor.dim() for tensor in tensors_of(targets)):
             raise invalid(parameter, owner, _KNOWN, Described("a batch without examples"))
-        yield _on(inputs, device), _on(targets, device)
+        if weights:
+            check_weights(owner, weights[0], len(tensors_of(targets)[0]))
+        yield _on(inputs, device), _on(targets, device), _on(weights[0], device) if weights else None
         count += 1
     if not count:
         raise invalid(parameter, owner, _KNOWN, Described("no batch (what can be read once has been read?)"))
+
+
+def _names(targets: Any) -> str:
+    """What an error says of targets that are no tensor, or of no head."""
+    if isinstance(targets, Mapping):
+        return f"targets for {list(targets)}"
+    return f"{len(targets)} targets" if isinstance(targets, tuple | list) else "one tensor of targets"
 
 
 def unlabelled(data: Any, parameter: str, owner: str, device: torch.device | None = None) -> Iterator[Any]:
@@ -65,9 +100,8 @@ def _batches(data: Any, parameter: str, owner: str) -> Iterable[Any]:
         if not data.dim() or not len(data) or data.layout is not torch.strided or data.is_meta:
             raise invalid(parameter, owner, f"a tensor with a row for each example, {_KNOWN}", tensor_shape(data))
         return ((rows,) for rows in data.split(ROWS))
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor):  # a list holds batches
-        inputs, targets = data
-        return _rows(inputs, targets, parameter, owner)
+    if isinstance(data, tuple) and len(data) in (2, 3) and _is_whole(data):  # a list holds batches
+        return _rows(data, parameter, owner)
     if isinstance(data, Dataset) and not isinstance(data, Iterable):
         return DataLoader(data, ROWS)
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping) or not getattr(data, "ndim", 1):
@@ -75,16 +109,27 @@ def _batches(data: Any, parameter: str, owner: str) -> Iterable[Any]:
     return data
 
 
-def _rows(inputs: Any, targets: Tensor, parameter: str, owner: str) -> Iterator[tuple[Any, Tensor]]:
-    """A pair of whole tensors, some rows at a time."""
-    tensors = [*tensors_of(inputs), targets]
+def _is_whole(data: tuple[Any, ...]) -> bool:
+    """Whether these are all inputs and all targets, and not two batches of them."""
+    inputs, targets, *weights = data
+    heads = list(targets.values()) if isinstance(targets, Mapping) else targets
+    # A batch is no tensor: a tensor, and a tuple of them, are inputs and targets of several heads.
+    of_heads = isinstance(targets, Mapping) or (isinstance(targets, tuple | list) and isinstance(inputs, Tensor))
+    known = isinstance(targets, Tensor) or (of_heads and all(isinstance(each, Tensor) for each in heads))
+    return known and all(isinstance(each, Tensor) and each.dim() == 1 for each in weights)
+
+
+def _rows(data: tuple[Any, ...], parameter: str, owner: str) -> Iterator[tuple[Any, ...]]:
+    """Whole tensors, some rows at a time."""
+    inputs, *rest = data
+    tensors = [*tensors_of(inputs), *tensors_of(rest)]
     lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
-    if len(tensors) < 2 or len(lengths) > 1 or 0 in lengths:
+    if not tensors_of(inputs) or len(lengths) > 1 or 0 in lengths:
         got = Described(f"lengths {[len(tensor) if tensor.dim() else 0 for tensor in tensors]}")
         raise invalid(parameter, owner, "a pair (inputs, targets) with a row for each example in both", got)
-    for start in range(0, len(targets), ROWS):
+    for start in range(0, lengths.pop(), ROWS):
         rows = itemgetter(slice(start, start + ROWS))
-        yield tree_map_only(Tensor, rows, inputs), rows(targets)
+        yield tuple(tree_map_only(Tensor, rows, data))
 
 
 def _on(values: Any, device: torch.device | None) -> Any:

@@ -5,7 +5,9 @@ Gaussian limit of Student's t), and they have distribution functions. Both are c
 precision a count of a million would be a nat off.
 """
 
+import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributions
@@ -21,6 +23,9 @@ _STIRLING = 1e4
 _ROUNDS = 20_000
 # Converged is a number that a round has changed by no more than this, a few times the rounding of a double.
 _CONVERGED = 1e-14
+# Cells of the table of Student's distribution function: cubics in them are right to 1e-10. The last ones reach
+# to infinity, where cubics do not follow powers.
+_CELLS, _LAST = 4096, 64
 # The square of it is a float, and 1 is nothing beside it.
 _FAR = 1e100
 # Where a logarithm is trained, the number stays within e^-40 and e^40: beyond, distributions no longer change.
@@ -43,6 +48,12 @@ def bounded_exp(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x > limit, math.exp(limit) * (1 + x - limit), inner)
 
 
+def as_column(target: Tensor, shape: Sequence[int]) -> Tensor:
+    """A target ``[B]`` as ``[B, 1]``, where that is the ``shape`` that it should have; else as it is."""
+    fits = isinstance(target, Tensor) and len(shape) == 2 and shape[1] == 1 and target.dim() == 1
+    return target.unsqueeze(1) if fits else target
+
+
 # --- log-probabilities -----------------------------------------------------------------------------------------------
 
 
@@ -58,7 +69,7 @@ def negative_binomial_log_prob(log_mean: Tensor, log_dispersion: Tensor, count: 
     log Gamma(r + y) / (Gamma(r) y!) + y log(m / (r + m)) - r log(1 + m / r).
     """
     y, x, a = count.double(), log_mean.double(), log_dispersion.double()
-    r = torch.exp(-a)
+    r = torch.exp(-_once(a))
     return (log_rising(r, y) - torch.lgamma(y + 1) + y * x - (r + y) * softplus(x + a)).to(log_mean.dtype)
 
 
@@ -83,6 +94,11 @@ def log_rising(r: Tensor, y: Tensor) -> Tensor:
     corrections = (1 / (large + y) - 1 / large) / 12
     stirling = (large + y - 0.5) * torch.log1p(y / large) - y + corrections
     return torch.where(r < _STIRLING, direct, stirling)
+
+
+def _once(values: Tensor) -> Tensor:
+    """The same for arithmetic, without the copies that ``expand`` has made: what is one number is computed once."""
+    return values[tuple(slice(0, 1) if not stride else slice(None) for stride in values.stride())]
 
 
 # --- distributions ---------------------------------------------------------------------------------------------------
@@ -111,6 +127,10 @@ class Poisson(distributions.Poisson):
         """log P(y)."""
         _validate(self, value)
         return poisson_log_prob(self.log_rate, value)
+
+    def ratio(self, count: int) -> Tensor:
+        """P(count + 1) / P(count)."""
+        return self.rate / (count + 1)
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(y <= value), the incomplete gamma function."""
@@ -141,6 +161,10 @@ class NegativeBinomial(distributions.NegativeBinomial):
         _validate(self, value)
         return negative_binomial_log_prob(self.log_mean, self.log_dispersion, value)
 
+    def ratio(self, count: int) -> Tensor:
+        """P(count + 1) / P(count)."""
+        return self.probs * ((_once(self.total_count) + count) / (count + 1))
+
     def cdf(self, value: Tensor) -> Tensor:
         """P(y <= value), the incomplete beta function."""
         k, logits = value.double().floor(), self.log_mean.double() + self.log_dispersion.double()
@@ -158,12 +182,45 @@ class StudentT(distributions.StudentT):
         return student_log_prob(self.df.double().log(), self.scale.double().log(), self.loc, value)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """P(y <= value), the incomplete beta function."""
-        df = self.df.double()
-        u = (value.double() - self.loc.double()) / (self.scale.double() * df.sqrt())
-        squares = u.square()
-        tail = 0.5 * incomplete_beta(df / 2, torch.full_like(df, 0.5), 1 / (1 + squares), 1 / (1 + 1 / squares))
-        return torch.where(u < 0, tail, 1 - tail)
+        """P(y <= value), the incomplete beta function; of many values from a table, where all have the same ``df``."""
+        z = (value.double() - self.loc.double()) / self.scale.double()
+        if z.numel() <= 4 * _CELLS or self._table is None:
+            tail = student_tail(self.df.double(), z)
+        else:
+            distance = z.abs()
+            place = distance / (1 + distance) * _CELLS  # the line in [0, _CELLS)
+            near = place < _CELLS - _LAST
+            cell = torch.where(near, place, 0.0).long()
+            a, b, c, d = self._table[cell].unbind(-1)
+            x = place - cell
+            tail = ((d * x + c) * x + b) * x + a
+            if not bool(near.all()):  # infinity and NaN among them
+                far = ~near
+                tail[far] = student_tail(self.df.double().flatten()[0], z[far])
+        return torch.where(z < 0, tail, 1 - tail)
+
+    @functools.cached_property
+    def _table(self) -> Tensor | None:
+        """The cubics ``[_CELLS, 4]`` of P(z > distance) by place; None where there are several ``df``."""
+        df = self.df.double().flatten()
+        if not bool((df == df[0]).all()):
+            return None
+        place = torch.arange(_CELLS, dtype=torch.float64, device=df.device) / _CELLS
+        distance = place / (1 - place)
+        zero = torch.zeros_like(place)
+        tail = student_tail(df[0], distance)
+        density = student_log_prob(df[0].log(), zero, zero, distance).exp()
+        slope = -density * (1 + distance).square() / _CELLS  # by place
+        step = tail[1:] - tail[:-1]
+        c = 3 * step - 2 * slope[:-1] - slope[1:]
+        return torch.stack([tail[:-1], slope[:-1], c, slope[:-1] + slope[1:] - 2 * step], -1)
+
+
+def student_tail(df: Tensor, z: Tensor) -> Tensor:
+    """P(t > abs(z)) for Student's t with ``df`` degrees of freedom, in double precision."""
+    squares = z.square() / df
+    half = torch.full_like(df, 0.5)
+    return 0.5 * incomplete_beta(df / 2, half, 1 / (1 + squares), 1 / (1 + 1 / squares))
 
 
 def _validate(distribution: distributions.Distribution, value: Tensor) -> None:

@@ -132,6 +132,11 @@ def check_type(owner: str, kind: Any, constraint: str, **values: object) -> None
             raise invalid(name, owner, constraint, value)
 
 
+def is_finite(value: Tensor) -> bool:
+    """Whether all numbers are finite. A look at the sum is quick; but it may overflow where they do not."""
+    return math.isfinite(value.sum().item()) or bool(value.isfinite().all())
+
+
 def check_finite(parameter: str, owner: str, value: Tensor) -> None:
     """Refuse NaN and infinities.
 
@@ -143,7 +148,7 @@ def check_finite(parameter: str, owner: str, value: Tensor) -> None:
     if torch.compiler.is_compiling():
         message = f"The '{parameter}' parameter of {owner} must be finite. Got NaN or inf instead."
         torch._assert_async(value.isfinite().all(), message)
-    elif not math.isfinite(value.sum().item()) and not value.isfinite().all():  # the sum is quick, and may overflow
+    elif not is_finite(value):
         bad = int((~value.isfinite()).sum())
         got = Described(f"NaN or inf in {bad} of {value.numel()} numbers")
         raise invalid(parameter, owner, "finite", got)

@@ -72,19 +72,20 @@ def drawn_from(generator: torch.Generator, dtype: torch.dtype | None = None) -> 
     return linear
 
 
-def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:
+def from_file(path: str | os.PathLike[str], owner: str = "from_file") -> Bayesian | SparseNetwork:
     """The network in a file: of ``save`` a Bayesian one, of ``save_sparse`` a plain one.
 
     A file of ``save`` must hold an :func:`mlp` with one kind of activation, made without arguments. Files of format 1
-    do not say which; it is taken to be ReLU. For another network make it yourself and use ``load``.
+    do not say which; it is taken to be ReLU. For another network make it yourself and use ``load``. Errors name
+    ``owner``, what the user called.
     """
-    kind = kind_of(path, "from_file")
+    kind = kind_of(path, owner)
     if kind == "sparse network":
         return load_sparse(path)
     if kind == "checkpoint":
         got = Described(f"{path}, the state of a run in training")
-        raise invalid("path", "from_file", "the model that a run leaves at its end, model.safetensors", got)
-    file = read(path, "model", "from_file")
+        raise invalid("path", owner, "the model that a run leaves at its end, model.safetensors", got)
+    file = read(path, "model", owner)
     found = {name: tuple(tensor.shape) for name, tensor in file.tensors.items() if name.startswith("net.")}
     weights: list[tuple[int, ...]] = []
     while len(shape := found.get(f"net.{2 * len(weights)}.weight", ())) == 2:
@@ -95,11 +96,11 @@ def from_file(path: str | os.PathLike[str]) -> Bayesian | SparseNetwork:
     if not found or found != {f"net.{name}": tuple(parameter.shape) for name, parameter in parameters}:
         got = Described(f"{path}, with {', '.join(f'{name} {list(shape)}' for name, shape in found.items()) or 'none'}")
         constraint = "a checkpoint of a fully connected nn.Sequential of nn.Linear and nn.ReLU in turn"
-        raise invalid("path", "from_file", constraint, got)
-    return load(path, mlp(sizes, _activation(path, file)))
+        raise invalid("path", owner, constraint, got)
+    return load(path, mlp(sizes, _activation(path, file, owner)))
 
 
-def _activation(path: str | os.PathLike[str], file: File) -> type[nn.Module]:
+def _activation(path: str | os.PathLike[str], file: File, owner: str) -> type[nn.Module]:
     """The one activation of the network in a file."""
     if "layers" not in file.contents:
         return nn.ReLU
@@ -110,5 +111,5 @@ def _activation(path: str | os.PathLike[str], file: File) -> type[nn.Module]:
     if layers is None or len(between) > 1 or not between <= known.keys():
         got = Described(f"{path}, of a network of {layers or 'another kind'}")
         constraint = "a file of a fully connected network with one kind of activation (for others: bayesbackprop.load)"
-        raise invalid("path", "from_file", constraint, got)
+        raise invalid("path", owner, constraint, got)
     return known[between.pop()] if between else nn.ReLU

@@ -55,7 +55,7 @@ class Table(NamedTuple):
             [cell + ("*" if (r, c) in self.best else "") for c, cell in enumerate(row)]
             for r, row in enumerate(self.rows)
         ]
-        rows = [list(self.columns), *marked]
+        rows = [list(self.columns), *marked] if self.columns else []
         widths = [max(len(row[column]) for row in rows) for column in range(len(self.columns))]
         lines = [
             "  ".join(
@@ -76,11 +76,12 @@ class Table(NamedTuple):
         )
         words = "".join(f"<li>{html.escape(line)}</li>" for line in self.words)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"<h2>{html.escape(self.title)}</h2><div class=scroll>{table}</div>{words and f'<ul>{words}</ul>'}"
+        held = f"<div class=scroll>{table}</div>" if self.columns else ""
+        return f"<h2>{html.escape(self.title)}</h2>{held}{words and f'<ul>{words}</ul>'}"
 
     def _left(self) -> list[bool]:
-        """Which columns hold words."""
-        return [all(_is_text(row[column]) for row in self.rows) for column in range(len(self.columns))]
+        """Which columns stand on the left: the first, and those that hold words."""
+        return [not column or all(_is_text(row[column]) for row in self.rows) for column in range(len(self.columns))]
 
     def _cell(self, row: int, column: int, cell: str) -> str:
         names = [name for name, has in (("best", (row, column) in self.best), ("text", _is_text(cell))) if has]
@@ -161,16 +162,34 @@ def dots(axes: Any, found: Mapping[str, Mapping[str, float]], x: str, ends: tupl
         axes.set_xlim(min(ends[0], *drawn), max(ends[1], *drawn))
 
 
-def _diagonal(axes: Any) -> None:
-    axes.plot((0, 1), (0, 1), color="#9aa0a6", linewidth=1, linestyle=":")
+def intervals(
+    axes: Any, mean: Sequence[float], low: Sequence[float], high: Sequence[float], y: Sequence[float]
+) -> None:
+    """True numbers above predicted ones, on the interval of each: on the diagonal a prediction is right."""
+    ends = min(*mean, *y), max(*mean, *y)
+    _diagonal(axes, ends)
+    axes.vlines(mean, low, high, color=COLOURS[0], alpha=0.18, linewidth=2.2, label="90 % interval")
+    for is_in, name, colour in ((True, "in it", COLOURS[0]), (False, "outside", COLOURS[5])):
+        rows = [row for row, value in enumerate(y) if (low[row] <= value <= high[row]) is is_in]
+        points = [mean[row] for row in rows], [y[row] for row in rows]
+        axes.plot(*points, "o", color=colour, markersize=3.5, label=f"{name} ({len(rows)})")
+    axes.set(xlabel="predicted", ylabel="true")
+    axes.legend(frameon=False, fontsize=9)
+    axes.grid(**_GRID)
+
+
+def _diagonal(axes: Any, ends: tuple[float, float] = (0, 1)) -> None:
+    axes.plot(ends, ends, color="#9aa0a6", linewidth=1, linestyle=":")
 
 
 def _colours(names: Mapping[str, Any]) -> list[str]:
     return [COLOURS[number % len(COLOURS)] for number in range(len(names))]
 
 
-def save(path: str | os.PathLike[str], title: str, tables: Sequence[Table], drawn: Any, owner: str) -> None:
-    """Write one self-contained page: the tables, then the figure."""
+def save(
+    path: str | os.PathLike[str], title: str, tables: Sequence[Table], drawn: Any, owner: str, lead: Sequence[str] = ()
+) -> None:
+    """Write one self-contained page: the tables, then the figure; with sentences to lead, they and the figure first."""
     check_path(owner, path=path)
     image = io.StringIO()
     import matplotlib
@@ -178,10 +197,12 @@ def save(path: str | os.PathLike[str], title: str, tables: Sequence[Table], draw
     with matplotlib.rc_context({"svg.hashsalt": "bayesbackprop"}):  # so that the same figure is the same file
         drawn.savefig(image, format="svg", metadata={"Date": None})
     picture = image.getvalue()[image.getvalue().index("<svg") :]
+    picture = f"<div class=picture>{picture}</div>"
+    sentences = "".join(f"<p>{html.escape(each)}</p>" for each in lead)
     body = "".join(table.html() for table in tables)
+    body = f"{sentences}{picture}{body}" if lead else f"{body}<h2>Pictures</h2>{picture}"
     text = (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}"
-        f"<h2>Pictures</h2><div class=picture>{picture}</div></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}</html>\n"
     )
     write_atomically(Path(path), text.encode())

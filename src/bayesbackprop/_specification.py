@@ -10,7 +10,7 @@ from torch import nn
 
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator, has_rule
 from bayesbackprop._errors import Described, check_choice, invalid
-from bayesbackprop.families import AnyFamily, Diagonal, Family
+from bayesbackprop.families import AnyFamily, Conditional, Diagonal, Family
 from bayesbackprop.priors import Prior
 
 T = TypeVar("T")
@@ -111,10 +111,26 @@ def grouped(
         elif not isinstance(value, Diagonal):
             raise invalid("family", "Bayesian", f"a family for '{name}', such as Diagonal() or LowRank(8)", value)
     for some, value in groups.values():
+        if isinstance(value, Conditional) and some != names:
+            rest = Described(f"{sorted(set(names) - set(some))} besides")
+            raise invalid("family", "Bayesian", "one Conditional for all parameters that are Bayesian", rest)
         if len(kinds := {(net.get_parameter(name).dtype, net.get_parameter(name).device) for name in some}) > 1:
             constraint = f"one of parameters that have the same type and device, for {value}"
             raise invalid("family", "Bayesian", constraint, Described(f"{some} of {sorted(map(str, kinds))}"))
     return list(groups.values())
+
+
+def check_shared(
+    names: list[str], estimator: Estimator | Mapping[str, Estimator] | None, groups: list[tuple[list[str], Family]]
+) -> None:
+    """Refuse an estimator that was given for weights which vary together: they have one draw for all examples."""
+    wanted = {} if estimator is None else per_parameter(estimator, names, "estimator")
+    for some, family in groups:
+        if other := [name for name in some if wanted.get(name, "shared") != "shared"]:
+            constraint = f"left out, or 'shared' for {other}, whose weights vary together by {family}"
+            if len(other) < len(wanted):
+                constraint += f" (for the rest alone: {{{other[0]!r}: 'shared', ..., '*': {wanted[other[0]]!r}}})"
+            raise invalid("estimator", "Bayesian", constraint, wanted[other[0]])
 
 
 def in_groups(entries: list[Specification], groups: list[tuple[list[str], Family]]) -> list[Specification]:

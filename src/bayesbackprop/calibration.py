@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 
 from bayesbackprop._batches import Data, labelled
 from bayesbackprop._errors import Described, check_positive, check_probability, invalid
-from bayesbackprop.prediction import ClassPredictive, Ensemble, Predictive, ValuePredictive
+from bayesbackprop.prediction import ClassPredictive, Ensemble, JointPredictive, Predictive, ValuePredictive
 from bayesbackprop.verdict import Predictor, predicting
 
 __all__ = ["ConformalIntervals", "Interval", "TemperatureScaled", "calibrate_temperature", "conformal_intervals"]
@@ -79,7 +79,7 @@ def calibrate_temperature(
 
 def _scaled(prediction: Predictive, temperature: float, owner: str) -> ClassPredictive:
     if not isinstance(prediction, ClassPredictive):
-        raise invalid("model", owner, "one that predicts classes", Described("one that predicts numbers"))
+        raise invalid("model", owner, "one that predicts classes", _other(prediction))
     components = prediction.components
     logits = components.logits / temperature
     if isinstance(components, distributions.Bernoulli):
@@ -187,5 +187,11 @@ def conformal_intervals(
 
 def _central(prediction: Predictive, level: float, owner: str) -> Interval:
     if not isinstance(prediction, ValuePredictive):
-        raise invalid("model", owner, "one that predicts numbers", Described("one that predicts classes"))
+        raise invalid("model", owner, "one that predicts numbers", _other(prediction))
     return Interval(*prediction.quantiles([(1 - level) / 2, (1 + level) / 2]))
+
+
+def _other(prediction: Predictive) -> Described:
+    """What a model predicts that it should not."""
+    kinds = {ClassPredictive: "classes", ValuePredictive: "numbers", JointPredictive: "several targets"}
+    return Described(f"one that predicts {kinds.get(type(prediction), 'something else')}")

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesbackprop import _states as states
+from bayesbackprop._batches import Data
 from bayesbackprop._errors import (
     Described,
     all_or_nothing,
@@ -32,7 +34,9 @@ from bayesbackprop._errors import (
 from bayesbackprop._files import check_counter, check_same, read, write_atomically, write_checkpoint
 from bayesbackprop._runs import Callback, Record, Run
 from bayesbackprop.convergence import Convergence, ConvergenceWarning
+from bayesbackprop.diagnostics import Diagnosis, diagnosis_of
 from bayesbackprop.model import Bayesian
+from bayesbackprop.objective import FreeEnergy
 
 __all__ = [
     "Averaging",
@@ -41,6 +45,8 @@ __all__ = [
     "Checkpoint",
     "Convergence",
     "ConvergenceWarning",
+    "Diagnose",
+    "DiagnosisWarning",
     "EarlyStopping",
     "Progress",
     "Records",
@@ -268,6 +274,59 @@ class Averaging(Callback):
             expected = {str(number): parameter for number, parameter in enumerate(self._parameters)}
             check_same("Averaging", state, expected)
         self._averages = [state[str(number)] for number in range(len(state))]
+
+
+class DiagnosisWarning(UserWarning):
+    """A posterior that has learnt nothing would be better than the one that was trained."""
+
+
+class Diagnose(Callback):
+    """Diagnoses the posterior at the end of a run: see :func:`~bayesbackprop.diagnose`.
+
+    The record of the epoch then has ``free_energy`` and ``free_energy_error``, in nats per example at temperature 1,
+    and ``median_sigma``. At the end it warns if a posterior that has learnt nothing has a clearly lower free energy.
+
+    Args:
+        data: The whole training set, as :func:`~bayesbackprop.diagnose` takes it. It is read anew each time.
+        every: Diagnose after every so many epochs as well.
+        draws: Draws of the posterior; at least 25.
+
+    Attributes:
+        diagnosis: The last one, which :func:`~bayesbackprop.evaluate` can show; None before.
+    """
+
+    def __init__(self, data: Data, every: int | None = None, *, draws: int = 25) -> None:
+        self.data, self.every = data, every
+        if every is not None:
+            self.every = check_count("Diagnose", every=every)["every"]
+        self.draws = check_count("Diagnose", least=25, draws=draws)["draws"]
+        self.diagnosis: Diagnosis | None = None
+
+    def on_start(self, run: Run) -> None:
+        if not isinstance(run.objective, FreeEnergy):
+            constraint = "without Diagnose where the objective is no FreeEnergy"
+            raise invalid("callbacks", "fit", constraint, Described(f"one for a {type(run.objective).__name__}"))
+
+    def on_epoch(self, run: Run) -> None:
+        if not run.goes_on or (self.every is not None and run.epoch % self.every == 0):
+            self._measure(run)
+
+    def on_end(self, run: Run) -> None:
+        if not run.complete or not run.history:
+            return
+        if "free_energy" not in run.history[-1]:  # a callback after this one has ended the run
+            self._measure(run)
+        if self.diagnosis is not None and self.diagnosis.is_worse_than_trivial and run.rank == 0:
+            text = "\n".join(line.strip() for line in str(self.diagnosis).splitlines()[:2])
+            warnings.warn(text, DiagnosisWarning, stacklevel=2)
+
+    def _measure(self, run: Run) -> None:
+        assert isinstance(run.objective, FreeEnergy)
+        with run.evaluating():
+            found = self.diagnosis = diagnosis_of(run.objective.model, self.data, self.draws, None, "Diagnose")
+        mean, error = (value / found.examples for value in found.free_energy)
+        figures = {"free_energy": mean, "free_energy_error": error, "median_sigma": found.spread.median}
+        run.history[-1].update(figures)
 
 
 # What a record holds besides what was measured on held-out data.

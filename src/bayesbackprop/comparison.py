@@ -39,7 +39,7 @@ from bayesbackprop._errors import (
 )
 from bayesbackprop._page import Table
 from bayesbackprop.callbacks import Progress
-from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
+from bayesbackprop.likelihoods import Categorical, Gaussian, Joint, Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.prediction import Predictive, predictive
@@ -547,6 +547,9 @@ def compare(
     for method in list(check_list("compare", methods=methods)) or [""]:
         check_choice("compare", list(METHODS), methods=method)
     check_type("compare", Likelihood | None, "None or a Likelihood, such as Categorical()", likelihood=likelihood)
+    if isinstance(likelihood, Joint):
+        constraint = "of one target (of several: train the model yourself, then evaluate(model, data, head=...))"
+        raise invalid("likelihood", "compare", constraint, Described("a Joint"))
     with _seeded(seed):
         first = _first_batch(train)
         n = _examples(train) if n is None else check_count("compare", n=n)["n"]
@@ -591,6 +594,12 @@ def _first_batch(train: Iterable[Any]) -> Any:
     if not isinstance(train, Iterable) or not getattr(train, "ndim", 1):
         raise invalid("train", "compare", "a DataLoader, Batches or another iterable of pairs", train)
     batch = next(iter(train), None)
+    if isinstance(batch, tuple | list) and len(batch) == 3:
+        constraint = "pairs (inputs, targets), since the methods of others know no weights of examples"
+        raise invalid("train", "compare", constraint, Described("batches (inputs, targets, weights)"))
+    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Mapping | tuple | list):
+        constraint = "pairs with one tensor of targets (of several: train the model yourself, then judge each by "
+        raise invalid("train", "compare", f"{constraint}evaluate(model, data, head=...))", Described("several"))
     if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
         got = Described("one without batches" if batch is None else f"one of {type(batch).__name__}s")
         raise invalid("train", "compare", "an iterable of pairs (inputs, targets)", got)

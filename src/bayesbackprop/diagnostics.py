@@ -1,28 +1,52 @@
 """Whether a posterior has been learnt: its free energy against trivial ones, its spread, and its distance to the truth.
 
 All of it is at temperature 1, whatever the model was trained at, and on the training set: of held-out data
-:func:`bayesbackprop.evaluate` gives a verdict.
+:func:`bayesbackprop.evaluate` gives a verdict. :func:`agreement` compares the predictions of several models.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
+from torch.utils._pytree import tree_map_only
 
-from bayesbackprop._batches import Data, arguments, labelled
+from bayesbackprop._batches import Data, arguments, unlabelled, weighted
 from bayesbackprop._engine import Slots, call_with, evaluating
-from bayesbackprop._errors import Described, check_count, check_seed, check_type, invalid, tensor_shape
+from bayesbackprop._errors import (
+    INT64,
+    Described,
+    check_count,
+    check_list,
+    check_seed,
+    check_type,
+    invalid,
+    tensor_shape,
+    tensors_of,
+)
 from bayesbackprop.complexity import prior_cost
 from bayesbackprop.posterior import WeightPosterior
+from bayesbackprop.prediction import ClassPredictive, Predictive, ValuePredictive
 from bayesbackprop.priors import Prior
 
 if TYPE_CHECKING:
     from bayesbackprop.model import Bayesian
 
-__all__ = ["Diagnosis", "Estimate", "Spread", "diagnose", "pareto_k", "spread"]
+__all__ = [
+    "Agreement",
+    "Diagnosis",
+    "Distance",
+    "Estimate",
+    "Spread",
+    "agreement",
+    "diagnose",
+    "pareto_k",
+    "spread",
+]
 
 # The widths s of the trivial posteriors N(centre, s^2), and the draws to judge each by: they differ by far more than
 # the noise of a few draws.
@@ -36,6 +60,8 @@ _UNMOVED = 1.5
 _LOW_SNR = 0.1
 # How many standard errors make a difference.
 _CLEARLY = 3.0
+# Distances between predictions below which they hardly matter: of probabilities, and in standard deviations.
+_LITTLE, _LITTLE_OF_SD = 0.05, 0.25
 # The limits of k-hat by Vehtari et al.: below the first all is well, beyond the second importance sampling fails.
 _GOOD_K, _BAD_K = 0.5, 0.7
 # The prior on k-hat of Vehtari et al.: as if 10 further exceedances had said 0.5.
@@ -134,8 +160,8 @@ def diagnose(model: "Bayesian", data: Data, *, draws: int = 100, seed: int | Non
 
     Args:
         model: The model; it is not changed.
-        data: The whole training set: a pair of tensors, a ``Dataset``, or an iterable of batches. The network sees each
-            batch once for every draw.
+        data: The whole training set: a pair of tensors, a ``Dataset``, or an iterable of batches, with weights if it
+            was trained with them. The network sees each batch once for every draw.
         draws: Draws of the posterior; at least 25, for the tail of the importance weights.
         seed: Of the draws; None for the model's own.
 
@@ -146,27 +172,34 @@ def diagnose(model: "Bayesian", data: Data, *, draws: int = 100, seed: int | Non
         >>> diagnose(model, (x, y), draws=25).is_worse_than_trivial
         True
     """
+    return diagnosis_of(model, data, draws, seed, "diagnose")
+
+
+def diagnosis_of(model: "Bayesian", data: Data, draws: int, seed: int | None, owner: str) -> Diagnosis:
+    """What :func:`diagnose` gives; errors name ``owner``."""
     from bayesbackprop.model import Bayesian  # whose report calls this
 
-    check_type("diagnose", Bayesian, "a Bayesian", model=model)
-    draws = check_count("diagnose", least=_FEWEST, draws=draws)["draws"]
+    check_type(owner, Bayesian, "a Bayesian", model=model)
+    draws = check_count(owner, least=_FEWEST, draws=draws)["draws"]
     if seed is not None:
-        check_seed("diagnose", seed=seed)
+        check_seed(owner, seed=seed)
     sets = {"": _own(model, seed), **_trivial(model, seed)}
     counts = {name: draws if not name else _TRIVIAL_DRAWS for name in sets}
     minus_log_weights = {name: torch.zeros(count, dtype=torch.float64) for name, count in counts.items()}
     slots = Slots(model.net, list(model.posterior))
     device = next(model.parameters()).device
     examples = 0
-    for number, (inputs, targets) in enumerate(labelled(data, "data", "diagnose", device)):
-        args, kwargs = arguments(inputs, "diagnose")
-        examples += len(targets)
+    for number, (inputs, targets, weights_of_examples) in enumerate(weighted(data, "data", owner, device)):
+        args, kwargs = arguments(inputs, owner)
+        examples += len(tensors_of(targets)[0])
         with torch.no_grad(), evaluating(model.net):
             for name, draw in sets.items():
                 for index in range(counts[name]):
                     weights, complexity = draw(index)
-                    log_prob = model.likelihood.log_prob(call_with(slots, weights, args, kwargs), targets)
-                    minus_log_weights[name][index] -= float(log_prob.double().sum())
+                    log_prob = model.likelihood.log_prob(call_with(slots, weights, args, kwargs), targets).double()
+                    if weights_of_examples is not None:
+                        log_prob = log_prob * weights_of_examples
+                    minus_log_weights[name][index] -= float(log_prob.sum())
                     if not number:  # each draw has its complexity once
                         minus_log_weights[name][index] += complexity
     own = minus_log_weights.pop("")
@@ -233,11 +266,12 @@ def _estimate(values: Tensor) -> Estimate:
 
 def spread(model: "Bayesian") -> Spread:
     """The 5 %, 50 % and 95 % quantiles of sigma, and the fraction of weights with |mu| / sigma below 0.1."""
-    posteriors = model.posterior.values()
-    sigma, snr = (
-        torch.cat([getattr(q, name).detach()[q.random].double().flatten() for q in posteriors])
-        for name in ("sigma", "snr")
+    moments, random = model.engine().moments(), {name: q.random for name, q in model.posterior.items()}
+    mean, sigma = (
+        torch.cat([getattr(each, part).detach()[random[name]].double() for name, each in moments.items()])
+        for part in ("mean", "deviation")
     )
+    snr = mean.abs() / sigma
     if not len(sigma):
         raise invalid("model", "spread", "one with random weights", Described("one whose weights are all constant"))
     ordered = sigma.sort().values  # torch.quantile takes no more than 2^24 numbers
@@ -313,3 +347,154 @@ def _pareto_shape(x: Tensor) -> float:
     log_likelihood = n * ((-b / k).log() - k - 1)
     mean = (log_likelihood.softmax(0) * b).sum()
     return float(torch.log1p(-mean * x).mean())
+
+
+# --- the agreement of seeds ------------------------------------------------------------------------------------------
+
+
+class Distance(NamedTuple):
+    """How far two predictions lie apart, as a mean over the examples.
+
+    Of classes it is the total variation, sum_c |p_c - q_c| / 2, in [0, 1], and ``ratio`` is 1. Of numbers it is
+    |mean - mean'| in units of the predictive standard deviation, and ``ratio`` the larger of the two standard
+    deviations by the smaller, as a geometric mean.
+    """
+
+    distance: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What :func:`agreement` found. ``print(agreement)`` shows it with a line of advice.
+
+    Attributes:
+        models: How many there were.
+        examples: Inputs that they predicted.
+        draws: Networks that each prediction averages.
+        of_classes: Whether they predict classes; else numbers.
+        between: The distance between two models, as a mean over all pairs.
+        within: What to expect between two predictions of one model with other draws, as a mean over the models: the
+            Monte Carlo error, of which ``between`` would consist if all models were the same.
+    """
+
+    models: int
+    examples: int
+    draws: int
+    of_classes: bool
+    between: Distance
+    within: Distance
+
+    @property
+    def agree(self) -> bool:
+        """Whether the models do not clearly differ by more than their draws make of each."""
+        (distance, ratio), (noise, ratio_noise) = self.between, self.within
+        return distance <= _CLEARLY * noise and math.log(ratio) <= _CLEARLY * math.log(ratio_noise)
+
+    def __str__(self) -> str:
+        unit = "in total variation" if self.of_classes else "standard deviations"
+        (between, ratio), (within, ratio_within) = self.between, self.within
+        lines = [
+            f"agreement of {self.models} models ({self.examples:,} examples, {self.draws} draws): they differ by "
+            f"{between:.3g} {unit}, one by itself with other draws by {within:.3g}"
+        ]
+        if not self.of_classes:
+            factors = f"a factor of {ratio:.3g}, with other draws {ratio_within:.3g}"
+            lines.append(f"  their standard deviations differ by {factors}")
+        if self.agree:
+            lines.append("  as far as these draws can tell they are the same: one of them is enough.")
+        elif between < (_LITTLE if self.of_classes else _LITTLE_OF_SD) and ratio < 1 + _LITTLE_OF_SD:
+            lines.append("  more than their draws explain, but little: the seed hardly matters.")
+        else:
+            lines.append(
+                "  WARNING: what is predicted depends on the seed. Train longer, with a rate that falls; if it stays "
+                "so, the posterior has several modes, of which each model knows one: average their predictions."
+            )
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def agreement(
+    models: "Sequence[Bayesian]", data: Tensor | Data, *, draws: int = 100, seed: int | None = None
+) -> Agreement:
+    """Whether models that were trained on the same data from several seeds predict the same.
+
+    Args:
+        models: At least two, with one target each; they are not changed.
+        data: Inputs to predict, as a tensor or with targets, which are ignored; held-out ones say more.
+        draws: Networks to average in each prediction, at least 2.
+        seed: Of the draws; None for each model's own. Each model has draws of its own.
+
+    Examples:
+        >>> from bayesbackprop import Bayesian, Gaussian
+        >>> models = [Bayesian(torch.nn.Linear(1, 1), Gaussian(0.1), seed=seed) for seed in range(2)]
+        >>> agreement(models, torch.randn(50, 1)).agree  # of untrained networks with other weights
+        False
+    """
+    from bayesbackprop.model import Bayesian  # which imports this module
+
+    many: list[Bayesian] = list(check_list("agreement", models=models))
+    if len(many) < 2 or not all(isinstance(model, Bayesian) for model in many):
+        raise invalid("models", "agreement", "a list of at least two Bayesian", models)
+    draws = check_count("agreement", least=2, draws=draws)["draws"]
+    if seed is not None:
+        check_seed("agreement", seed=seed)
+    between, within = (torch.zeros(2, dtype=torch.float64) for _ in range(2))  # distance, logarithm of the ratio
+    examples = elements = 0
+    for inputs in unlabelled(data, "data", "agreement"):
+        args, kwargs = arguments(inputs, "agreement")
+        found: list[_Summary] = []
+        for number, model in enumerate(many):
+            to_its_device = operator.methodcaller("to", next(model.parameters()).device)
+            args, kwargs = tree_map_only(Tensor, to_its_device, (args, kwargs))
+            own = (model.seed if seed is None else seed) + number
+            found.append(_summary(model.predict(*args, draws=draws, seed=own % INT64, **kwargs)))
+        if len({tuple(each.centre.shape) for each in found}) > 1:
+            raise invalid("models", "agreement", "models of the same targets", Described("others"))
+        between += torch.stack([_distance(*two) for two in combinations(found, 2)]).mean(0)
+        within += torch.stack([each.noise for each in found]).mean(0)
+        examples += len(tensors_of(inputs)[0])
+        elements += len(found[0].centre)
+    distances = [Distance(float(total[0]), math.exp(total[1])) for total in (between / elements, within / elements)]
+    return Agreement(len(many), examples, draws, found[0].spread is None, *distances)
+
+
+class _Summary(NamedTuple):
+    """A prediction: probabilities ``[elements, classes]``, or means ``[elements, 1]`` and standard deviations.
+
+    ``noise`` is what other draws make of it, summed over the elements: with s the spread over n draws of what is
+    averaged, two averages differ by 2 s / sqrt(pi n) on average.
+    """
+
+    centre: Tensor
+    spread: Tensor | None
+    noise: Tensor
+
+
+def _summary(prediction: Predictive) -> _Summary:
+    components, n = prediction.components, prediction.draws
+    if isinstance(prediction, ClassPredictive):
+        probs = components.probs.double().cpu()
+        if isinstance(components, distributions.Bernoulli):
+            probs = torch.stack([1 - probs, probs], -1)
+        by_draw = probs.reshape(n, -1, probs.shape[-1])
+        noise = by_draw.std(0).sum() / math.sqrt(math.pi * n)
+        return _Summary(by_draw.mean(0), None, torch.stack([noise, torch.zeros_like(noise)]))
+    if not isinstance(prediction, ValuePredictive) or not bool(prediction.variance.isfinite().all()):
+        got = Described("others, such as those of several targets")
+        raise invalid("models", "agreement", "models that predict classes, or numbers with a finite variance", got)
+    mean, variance = (each.double().cpu().reshape(n, -1) for each in (components.mean, components.variance))
+    centre = mean.mean(0)
+    parts = variance + (mean - centre).square()  # of which the predictive variance is the mean
+    whole = parts.mean(0)
+    noise = torch.stack([2 * (mean.std(0) / whole.sqrt()).sum(), (parts.std(0) / whole).sum()])
+    return _Summary(centre[:, None], whole.sqrt(), noise / math.sqrt(math.pi * n))
+
+
+def _distance(one: _Summary, other: _Summary) -> Tensor:
+    """The distance and the logarithm of the ratio, as in :class:`Distance`, summed over the elements."""
+    apart = (one.centre - other.centre).abs().sum(1)
+    if one.spread is None or other.spread is None:
+        return torch.stack([apart.sum() / 2, torch.zeros((), dtype=apart.dtype)])
+    unit = ((one.spread.square() + other.spread.square()) / 2).sqrt()
+    return torch.stack([(apart / unit).sum(), (one.spread / other.spread).log().abs().sum()])

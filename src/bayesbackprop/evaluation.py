@@ -7,12 +7,13 @@ prediction and the true values. Predictions are averaged over the draws first. `
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributions
 
+from bayesbackprop import _crps
 from bayesbackprop._errors import (
     Described,
     check_count,
@@ -45,10 +46,8 @@ __all__ = [
 # The usual number of bins of the expected calibration error.
 BINS = 15
 
-# Where no formula is known, the CRPS is an integral over this many quantiles: of a Gaussian it is then within 1e-3.
-_QUANTILES = 100
-# Numbers to hold at a time in the CRPS of a mixture: few enough for the caches.
-_CHUNK = 2**18
+# The CRPS of counts is a sum over all of them where these are no more; they reach so many standard deviations.
+_MOST_COUNTS, _REACH = 4096, 6
 
 
 class Calibration(NamedTuple):
@@ -154,7 +153,7 @@ def crps(prediction: Predictive, targets: Tensor) -> Tensor:
     """The continuous ranked probability score of each element: the integral of (F(z) - [z >= y])^2 over z.
 
     It has the target's unit, is |mean - y| where there is no spread, and lower is better. For Gaussian components it is
-    exact; otherwise it is the mean pinball loss over many quantiles, which is the same integral.
+    exact, and for counts that do not reach far; otherwise the integral is by quadrature, to about 1e-3.
 
     Examples:
         >>> from bayesbackprop import Gaussian
@@ -164,14 +163,25 @@ def crps(prediction: Predictive, targets: Tensor) -> Tensor:
         tensor([[0.2337]], dtype=torch.float64)
     """
     _check_numbers(prediction, targets, "crps")
-    y = targets.double()
+    assert isinstance(prediction, ValuePredictive)
+    y = targets.double().flatten()
     if (gaussians := _gaussians(prediction)) is not None:
-        return torch.cat([_mixture_crps(*each) for each in _in_chunks(*gaussians, y.flatten())]).view_as(y)
-    levels = (torch.arange(_QUANTILES, dtype=torch.float64) + 0.5) / _QUANTILES
-    quantiles = prediction.quantiles(levels.tolist()).double()
-    levels = levels.to(y.device).view(-1, *[1] * y.dim())
-    # CRPS = 2 * integral over p of the pinball loss (y - q_p) (p - [y < q_p]).
-    return 2 * ((y - quantiles) * (levels - (y < quantiles).double())).mean(0)
+        return _crps.of_gaussians(*gaussians, y).view_as(targets)
+    if prediction.is_whole:
+        components, (first, last) = prediction.components, prediction.ends
+        reach = _REACH * components.stddev.double() + _REACH
+        low = max(first, math.floor(torch.minimum((components.mean - reach).min(), y.min())))
+        high = min(last, math.ceil(torch.maximum((components.mean + reach).max(), y.max())))
+        if high - low <= _MOST_COUNTS:
+            each = _crps.probabilities(components, range(int(low), int(high) + 1))
+            probs = (of_all.reshape(prediction.draws, -1) for of_all in each)
+            return _crps.by_summation(probs, int(low), y).view_as(targets)
+
+    def cdf(points: Tensor) -> Tensor:
+        return prediction.cdf(points.view_as(targets)).flatten()
+
+    score = _crps.by_quadrature(cdf, _quantiles(prediction), prediction.draws, y, whole=prediction.is_whole)
+    return score.view_as(targets)
 
 
 def covered(prediction: Predictive, targets: Tensor, levels: Sequence[float]) -> Tensor:
@@ -196,8 +206,16 @@ def covered(prediction: Predictive, targets: Tensor, levels: Sequence[float]) ->
         mean, scale = gaussians
         below = distributions.Normal(mean, scale).cdf(targets.double().flatten()).mean(0).view_as(targets)
         return torch.stack([(2 * below - 1).abs() <= level for level in checked])
-    ends = prediction.quantiles([(1 + side * level) / 2 for side in (-1, 1) for level in checked])
-    return (ends[: len(checked)] <= targets) & (targets <= ends[len(checked) :])
+    # The quantile q_p is the least number with F(q_p) >= p: it is at most y where F(y) >= p, and at least y where no
+    # number below y has F >= p.
+    assert isinstance(prediction, ValuePredictive)
+    y, is_whole = targets.double(), prediction.is_whole
+    upto = prediction.cdf(y)
+    below = prediction.cdf(y - 1) if is_whole else upto
+    ends = [((1 - level) / 2, (1 + level) / 2) for level in checked]
+    return torch.stack(
+        [(upto >= p) & ((below < q) if is_whole and q < 1 else (below <= q)) for p, q in ends],
+    )
 
 
 def _check_numbers(prediction: object, targets: object, owner: str) -> None:
@@ -218,28 +236,24 @@ def _gaussians(prediction: Predictive) -> tuple[Tensor, Tensor] | None:
     return tuple(each.double().reshape(prediction.draws, -1) for each in (components.mean, components.stddev))  # type: ignore[return-value]
 
 
-def _in_chunks(mean: Tensor, scale: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    elements = max(1, _CHUNK // len(mean))
-    return list(zip(mean.split(elements, 1), scale.split(elements, 1), y.split(elements), strict=True))
+def _quantiles(prediction: ValuePredictive) -> Callable[[Tensor], Tensor]:
+    """Quantiles of the components at levels, ``[levels, draws, elements]``, or what comes near: see :mod:`._crps`."""
+    components = prediction.components
 
+    def quantiles(levels: Tensor) -> Tensor:
+        levels = levels.to(components.mean.device)
+        column = levels.view(-1, *[1] * len(components.batch_shape))
+        try:
+            found = components.icdf(column.expand(-1, *components.batch_shape)).double()
+        except NotImplementedError:
+            centre, width = components.mean, components.stddev
+            if isinstance(components, distributions.StudentT):  # which may have neither
+                centre, width = components.loc, components.scale
+            # Those of Student's t with 2 degrees of freedom, of which all moments but the first are infinite.
+            found = centre.double() + (2 * column - 1) / (2 * column * (1 - column)).sqrt() * width.double()
+        return found.reshape(len(levels), prediction.draws, -1)
 
-def _mixture_crps(mean: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-    """E|X - y| - E|X - X'| / 2 for X, X' from a uniform mixture of Gaussians, ``[K, elements]``: a folded normal each.
-
-    Of the pairs (i, j) and (j, i), which are alike, one is computed; of (i, i) the mean is 0 and the variance twice
-    that of i.
-    """
-    draws, variance = len(mean), scale.square()
-    pairs = scale.sum(0) * (2 / math.sqrt(math.pi))
-    for i in range(draws - 1):
-        pairs += 2 * _mean_distance(mean[i + 1 :] - mean[i], (variance[i + 1 :] + variance[i]).sqrt()).sum(0)
-    return _mean_distance(mean - y, scale).mean(0) - pairs / (2 * draws**2)
-
-
-def _mean_distance(mean: Tensor, scale: Tensor) -> Tensor:
-    """E|X| for X ~ N(mean, scale^2)."""
-    z = mean / scale
-    return scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + mean * torch.erf(z / math.sqrt(2))
+    return quantiles
 
 
 # --- uncertainty -----------------------------------------------------------------------------------------------------

@@ -156,6 +156,8 @@ def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
           (2): Linear(in_features=1, out_features=2, bias=True)
         )
     """
+    if isinstance(network, Bayesian):
+        network.check_about_mu("sparse")
     net = network.net if isinstance(network, Bayesian) else network
     chain = layers_of(net) if isinstance(net, nn.Module) else None
     if chain is None or not runs_only_forward(chain) or not any(type(module) is nn.Linear for module in chain):

@@ -1,34 +1,50 @@
 """Families of posteriors: how the weights of a network vary together.
 
 Every weight has its mean mu and its spread sigma = log(1 + exp(rho)). A family adds to them, for the parameters it is
-given for, one tensor ``joint`` that makes their n weights vary together; with joint = 0 each is the diagonal one.
+given for, one tensor ``joint`` that makes their n weights vary together.
 
-=====================  ========================================  ====================================================
-``Diagonal()``         w = mu + sigma * eps                      nothing is added
-``LowRank(rank)``      w = mu + sigma * eps + U z                U [n, rank]; covariance diag(sigma^2) + U U^T
-``FullCovariance()``   w = mu + (diag(sigma) + L) eps            L [n, n] strictly lower: the root of any covariance
-=====================  ========================================  ====================================================
+=======================  ========================================  ==================================================
+``Diagonal()``           w = mu + sigma * eps                      nothing is added
+``LowRank(rank)``        w = mu + sigma * eps + U z                U [n, rank]; covariance diag(sigma^2) + U U^T
+``FullCovariance()``     w = mu + (diag(sigma) + L) eps            L [n, n] strictly lower: the root of any covariance
+``Mixture(components)``  w = mu_k + sigma_k * eps                  mu_k and rho_k [2, components, n], k one at random
+``Conditional(inputs)``  each layer Gaussian, given those below    pseudo-inputs, pseudo-outputs and their precisions
+=======================  ========================================  ==================================================
 
-The paper's cost needs no closed form: any of them goes with any prior.
+The first three are about mu: with joint = 0 each is the diagonal one. In the last two ``joint`` says everything: mu and
+rho are only where they start, the network at mu predicts nothing, and no weight can be pruned.
+
+The paper's cost needs no closed form: any of them goes with any prior, but for ``Conditional``.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import check_count, invalid
+from bayesbackprop._errors import check_count, check_finite, invalid, tensor_shape
 
 # The weights that a full covariance is for: 8192^2 floats are 256 megabytes.
 _MOST = 8192
 
 
 @dataclass(frozen=True)
-class Family(ABC):
-    """How n weights with standard deviations sigma of their own vary together, by what a tensor ``joint`` says."""
+class Family:
+    """How weights vary together, by what a tensor ``joint`` says; ``_engine/joint.py`` draws them."""
+
+    about_mu: ClassVar[bool] = True
+    """Whether mu is its mean, so that the network at mu predicts and weights can be pruned."""
+
+
+@dataclass(frozen=True)
+class GaussianFamily(Family, ABC):
+    """One Gaussian about mu, of n weights with standard deviations sigma of their own.
+
+    Standard normal numbers ``eps [draws, n]`` and ``z [draws, k]`` make the draws.
+    """
 
     @abstractmethod
     def start(self, sigma: Tensor, generator: torch.Generator) -> Tensor:
@@ -36,7 +52,7 @@ class Family(ABC):
 
     @abstractmethod
     def deviation(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:
-        """w - mu from standard normal numbers ``eps [n]`` and ``z [k]``."""
+        """w - mu of each draw."""
 
     @abstractmethod
     def distance(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:
@@ -56,7 +72,7 @@ class Family(ABC):
 
 
 @dataclass(frozen=True)
-class LowRank(Family):
+class LowRank(GaussianFamily):
     """Each weight by itself, and all of them along ``rank`` directions: covariance diag(sigma^2) + U U^T.
 
     Examples:
@@ -76,13 +92,13 @@ class LowRank(Family):
         return (0.1 / math.sqrt(self.rank) * directions).to(sigma) * sigma[:, None]  # at 0 the cost is flat
 
     def deviation(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:
-        return sigma * eps + joint @ z
+        return sigma * eps + z @ joint.mT
 
     def distance(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:
         scaled, root = self._root(sigma, joint)
-        whitened = eps + scaled @ z.to(scaled)  # (w - mu) / sigma
-        along = torch.linalg.solve_triangular(root, (scaled.mT @ whitened)[:, None], upper=False)
-        distance: Tensor = whitened.square().sum() - along.square().sum()
+        whitened = eps + z.to(scaled) @ scaled.mT  # (w - mu) / sigma
+        along = torch.linalg.solve_triangular(root, (whitened @ scaled).mT, upper=False)
+        distance: Tensor = whitened.square().sum(-1) - along.square().sum(0)
         return distance
 
     def log_root(self, sigma: Tensor, log_sigma: Tensor, joint: Tensor) -> Tensor:
@@ -104,7 +120,7 @@ class LowRank(Family):
 
 
 @dataclass(frozen=True)
-class FullCovariance(Family):
+class FullCovariance(GaussianFamily):
     """Any covariance, (diag(sigma) + L) (diag(sigma) + L)^T: for small networks, or a last layer.
 
     Here sigma is the diagonal of the root: the standard deviation of a weight given those before it.
@@ -121,10 +137,10 @@ class FullCovariance(Family):
         return sigma.new_zeros(len(sigma), len(sigma))
 
     def deviation(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:  # noqa: ARG002
-        return sigma * eps + joint.tril(-1) @ eps
+        return sigma * eps + eps @ joint.tril(-1).mT
 
     def distance(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:  # noqa: ARG002
-        return eps.square().sum()
+        return eps.square().sum(-1)
 
     def log_root(self, sigma: Tensor, log_sigma: Tensor, joint: Tensor) -> Tensor:  # noqa: ARG002
         return log_sigma.sum()
@@ -134,18 +150,72 @@ class FullCovariance(Family):
 
 
 @dataclass(frozen=True)
+class Mixture(Family):
+    """Several diagonal posteriors, trained together and predicting as one: 1/K sum_k N(mu_k, sigma_k^2).
+
+    The draws of a step, and of a prediction, take the components in turn. The first starts at the network's own
+    weights; each of the others at these in another order, shuffled within each parameter, which for weights that were
+    initialised independently of each other is as good as another initialisation. So it is for training from scratch,
+    with as many draws a step as components, or a multiple.
+    """
+
+    components: int = 5
+    about_mu: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        vars(self).update(check_count("Mixture", components=self.components))
+
+
+@dataclass(frozen=True)
+class Conditional(Family):
+    """Each layer Gaussian given the drawn layers below it: as in a regression on M pseudo-examples that pass through.
+
+    For small fully connected networks with Normal priors, where it comes far nearer to the true posterior than a
+    Gaussian of all layers together. M pseudo-inputs are sent through the drawn layers. They reach a layer as Z [M, D],
+    scaled by the prior's standard deviations, a constant for the bias among them. There each row of weights has, in
+    units of the prior,
+
+    precision P = I + Z^T diag(e^l) Z  and  mean P^-1 Z^T diag(e^l) v
+
+    with pseudo-outputs v and log-precisions l of this layer. Learnt are pseudo-inputs, all v and all l. Given the
+    layers below, KL[q || P] of a layer is closed: ``complexity="closed"`` uses it, and trains with less noise.
+
+    Args:
+        inputs: Training inputs to start from, 20 or more, ``[M, ...]``; or how many, which then start at N(0, 1).
+    """
+
+    inputs: int | Tensor = 50
+    given: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    about_mu: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inputs, Tensor):
+            if self.inputs.dim() < 2 or not self.inputs.is_floating_point():
+                raise invalid("inputs", "Conditional", "floats, a row for each", tensor_shape(self.inputs))
+            check_finite("inputs", "Conditional", self.inputs)
+            # A file keeps how many there are, which is all that matters once they are learnt.
+            vars(self).update(given=self.inputs.detach().flatten(1).clone(), inputs=len(self.inputs))
+        vars(self).update(check_count("Conditional", inputs=self.inputs))
+
+
+@dataclass(frozen=True)
 class Diagonal:
     """Each weight by itself, as in the paper."""
 
 
 AnyFamily = Family | Diagonal
 
-_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in (Diagonal, LowRank, FullCovariance)}
+_BY_NAME: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Diagonal, LowRank, FullCovariance, Mixture, Conditional)
+}
 
 
 def describe(family: AnyFamily) -> dict[str, Any]:
     """A family as plain data for a file."""
-    return {"kind": type(family).__name__, **asdict(family)}
+    return {
+        "kind": type(family).__name__,
+        **{each.name: getattr(family, each.name) for each in fields(family) if each.init},
+    }
 
 
 def from_description(description: dict[str, Any]) -> AnyFamily:
@@ -153,3 +223,9 @@ def from_description(description: dict[str, Any]) -> AnyFamily:
     arguments = {name: value for name, value in description.items() if name != "kind"}
     made: AnyFamily = _BY_NAME[description["kind"]](**arguments)
     return made
+
+
+def is_about_mu(description: dict[str, Any]) -> bool:
+    """Whether mu is the mean of a described family."""
+    kind = _BY_NAME[description["kind"]]
+    return kind is Diagonal or bool(kind.about_mu)

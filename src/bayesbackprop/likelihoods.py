@@ -61,6 +61,9 @@ class Likelihood(nn.Module, ABC):
 
     has_slope = False
 
+    def __init__(self) -> None:  # that of a module takes anything
+        super().__init__()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
@@ -229,6 +232,8 @@ class Categorical(Likelihood):
 class Ordinal(Likelihood):
     """Ordered classes, such as grades: the output holds scores s, the target class indices (int64) of the same shape.
 
+    Where the output is ``[B, 1]``, the target may be ``[B]`` as well.
+
     The classes divide the line of scores at cut points c_1 < c_2 < ..., which are learnt:
 
     P(y <= k) = 1 / (1 + exp(s - c_{k+1}))
@@ -263,6 +268,7 @@ class Ordinal(Likelihood):
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         _check_output(self, output)
+        target = _distributions.as_column(target, tuple(output.shape))
         _check_target(self, target, tuple(output.shape))
         _check_classes(self, target)
         _check_range(self, target, self.classes)
@@ -350,7 +356,7 @@ class Gaussian(Likelihood):
         self.beta = check_probability("Gaussian", beta=beta)["beta"]
         if self.beta and noise != "per-input":
             raise invalid("beta", "Gaussian", "0 unless the noise is 'per-input'", beta)
-        self.has_slope = type(self).has_slope and not isinstance(self.noise, str)
+        self.has_slope = type(self).has_slope and self.noise != "learnt" and not self.beta
         self.log_noise = _learnt("Gaussian", self.noise, initial=initial)
 
     def extra_repr(self) -> str:
@@ -386,7 +392,14 @@ class Gaussian(Likelihood):
         return squares * (0.5 / len(target) / scale**2) + elements * (log_scale + 0.5 * _LOG_2PI)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * len(target)))
+        if self.noise != "per-input":
+            return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * len(target)))
+        mean, raw = output.chunk(2, dim=-1)
+        scale = softplus(raw)
+        away = (mean - target.to(output.dtype)) / scale
+        return torch.cat([away, (1 - away.square()) * raw.sigmoid()], -1).div_(
+            torch.cat([scale, scale], -1) * len(target)
+        )
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bayesbackprop._batches import Data
-from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, lock
+from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, kind_of, lock
 from bayesbackprop._errors import (
     INT64,
     Described,
@@ -22,22 +22,24 @@ from bayesbackprop._errors import (
     check_type,
     check_whole,
     invalid,
+    is_finite,
     tensors_of,
 )
 from bayesbackprop._specification import (
     Select,
     Specification,
+    check_shared,
     grouped,
     in_groups,
     per_parameter,
     print_specifications,
     specify,
 )
-from bayesbackprop.diagnostics import diagnose
+from bayesbackprop.diagnostics import diagnosis_of
 from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
-from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho, softplus
+from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
 from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, has_hooks, predicting, predictive
 from bayesbackprop.priors import Normal, Prior, ScaleMixture, check_range
 
@@ -47,7 +49,7 @@ class Bayesian(nn.Module):
 
     The parameters of ``net`` are the posterior means mu; this adds one rho for each, sigma = log(1 + exp(rho)). So
     ``net(x)`` is the prediction at the mean, ``net.state_dict()`` is an ordinary checkpoint, and ``model.net`` is the
-    way back.
+    way back. Not so of the families ``Mixture`` and ``Conditional``: they start at ``net`` and leave it as it is.
 
     Args:
         net: Any module. It is used as it is, not copied.
@@ -58,8 +60,10 @@ class Bayesian(nn.Module):
             mapping of name patterns to those.
         estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns. None
             is ``"shared"`` until :func:`~bayesbackprop.fit` chooses the one with the least noise for its price.
-        family: How the weights vary together: ``Diagonal()``, ``LowRank(8)``, ``FullCovariance()``, or a mapping of
-            name patterns. Parameters of the same pattern vary together, all of them if it is not a mapping.
+            Weights that vary together have ``"shared"`` alone.
+        family: How the weights vary together: ``Diagonal()``, ``LowRank(8)``, ``FullCovariance()``, ``Mixture(5)``,
+            ``Conditional(inputs)``, or a mapping of name patterns. Parameters of the same pattern vary together, all
+            of them if it is not a mapping.
         select: Which parameters are Bayesian: a function of the parameter's name and the module that owns it.
         normalisation: Whether the weights of normalisation layers may be Bayesian too.
         centre: What the prior is centred on: None for 0, ``"net"`` for the weights ``net`` has now, or a mapping from
@@ -100,11 +104,16 @@ class Bayesian(nn.Module):
         self.likelihood = likelihood
         self._may_choose = estimator is None
         self.plan: list[Specification] = specify(
-            net, Normal(1.0) if prior is None else prior, estimator or "shared", select, normalisation
+            net,
+            Normal(1.0) if prior is None else prior,
+            "shared" if estimator is None else estimator,
+            select,
+            normalisation,
         )
         self._check_priors()
         names = [entry.name for entry in self.plan if entry.prior is not None]
         self.families: list[tuple[list[str], Family]] = grouped(net, names, family)
+        check_shared(names, estimator, self.families)
         self.plan = in_groups(self.plan, self.families)
         self._rules = _rules(self.plan)
         self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
@@ -117,9 +126,10 @@ class Bayesian(nn.Module):
         self._engines: dict[str, Engine] = {}
         # What makes the weights of each group vary together.
         self.joint = nn.ParameterList()
+        every = self._make_engine({}, []).parameters if self.families else None
         for some, its_family in self.families:
-            spread = torch.cat([softplus(self.rho.get_parameter(name).detach()).flatten() for name in some])
-            self.joint.append(nn.Parameter(its_family.start(spread, torch.Generator().manual_seed(seed))))
+            parameters, generator = every.subset(some), torch.Generator().manual_seed(seed)  # type: ignore[union-attr]
+            self.joint.append(nn.Parameter(kind_of(its_family).start(net, parameters, its_family, generator)))
 
     @property
     def seed(self) -> int:
@@ -135,7 +145,10 @@ class Bayesian(nn.Module):
 
     @property
     def posterior(self) -> dict[str, WeightPosterior]:
-        """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``."""
+        """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``.
+
+        Of the families ``Mixture`` and ``Conditional`` it is only where they started.
+        """
         return {name: parameter.q for name, parameter in self.engine().parameters.by_name.items()}
 
     def report(self, data: Data | None = None, *, draws: int = 100, seed: int | None = None) -> str:
@@ -144,9 +157,13 @@ class Bayesian(nn.Module):
         Given the training set, :func:`~bayesbackprop.diagnostics.diagnose` adds whether the posterior has been learnt,
         with a line of advice on each of its figures.
         """
-        numbers = {name: (f"{_median(q.sigma):.3g}", f"{_median(q.snr):.3g}") for name, q in self.posterior.items()}
+        moments = self.engine().moments()
+        ratios = {name: each.mean.abs() / each.deviation for name, each in moments.items()}
+        numbers = {
+            name: (f"{_median(moments[name].deviation):.3g}", f"{_median(ratios[name]):.3g}") for name in moments
+        }
         table = print_specifications(self.plan, numbers, ("median sigma", "median snr"))
-        return table if data is None else f"{table}\n{diagnose(self, data, draws=draws, seed=seed)}"
+        return table if data is None else f"{table}\n{diagnosis_of(self, data, draws, seed, 'Bayesian.report')}"
 
     def param_groups(
         self, lr: float | None = None, *, rho_lr: float | None = None, weight_decay: float = 0.0
@@ -219,6 +236,7 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The network at the posterior mean, as ``net(...)``."""
+        self.check_about_mu("Bayesian.forward")
         return self.net(*args, **kwargs)
 
     # --- predicting --------------------------------------------------------------------------------------------------
@@ -271,6 +289,7 @@ class Bayesian(nn.Module):
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
         """The prediction of the network at the posterior mean alone."""
         check_batch("inputs", "Bayesian.predict_mean", tensors_of((args, kwargs)))
+        self.check_about_mu("Bayesian.predict_mean")
         with predicting("Bayesian.predict_mean", self.net, args, kwargs):
             outputs = tree_map(lambda output: output.unsqueeze(0), self.net(*args, **kwargs))
         return predictive(self.likelihood, outputs, 1)
@@ -299,12 +318,22 @@ class Bayesian(nn.Module):
                 engine = self._engines[purpose] = self._make_engine(rules)
             return engine
 
-    def _make_engine(self, rules: dict[str, Estimator]) -> Engine:
+    def _make_engine(
+        self, rules: dict[str, Estimator], families: list[tuple[list[str], Family]] | None = None
+    ) -> Engine:
         if not torch.compiler.is_compiling():
             check_whole("net", "Bayesian", self)
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
-        joints = [(names, family, joint) for (names, family), joint in zip(self.families, self.joint, strict=True)]
+        pairs = zip(self.families if families is None else families, self.joint, strict=True)
+        joints = [(names, family, joint) for (names, family), joint in pairs]
         return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules, joints)
+
+    def check_about_mu(self, owner: str) -> None:
+        """Refuse, for ``owner``, a posterior whose mean is no network that predicts."""
+        for _, family in self.families:
+            if not family.about_mu:
+                constraint = "one whose mean is a network that predicts (draws do: predict, ensemble)"
+                raise invalid("family", owner, constraint, family)
 
     def _key(self, step: Word, index: Word, seed: int | None) -> Key:
         words = {name: _checked_word(name, word) for name, word in (("step", step), ("index", index))}
@@ -378,7 +407,7 @@ def _check_net(net: object) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"
             raise invalid("net", "Bayesian", constraint, net)
-        if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all()):
+        if parameter.is_floating_point() and not is_finite(parameter.detach()):
             raise invalid("net", "Bayesian", f"a module with finite weights ('{name}' has NaN or inf)", net)
 
 
@@ -390,7 +419,7 @@ def _initial_rhos(
     for name, value in each.items():
         mu = net.get_parameter(name)
         rho = initial_rho(mu, value).detach()
-        if rho.shape != mu.shape or not bool(rho.isfinite().all()):
+        if rho.shape != mu.shape or not is_finite(rho):
             raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", rho)
         rhos[name] = rho
     for module in net.modules():
@@ -414,7 +443,7 @@ def _centres(
     for name in names:
         mu, given = net.get_parameter(name), centre[name]
         fits = isinstance(given, Tensor) and given.shape == mu.shape and not given.is_complex()
-        if not fits or not bool(given.isfinite().all()):
+        if not fits or not is_finite(given):
             raise invalid("centre", "Bayesian", f"finite and of shape {list(mu.shape)} for '{name}'", given)
         chosen[name] = given.detach().to(mu).clone()
     return chosen

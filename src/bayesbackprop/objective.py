@@ -172,7 +172,7 @@ class FreeEnergy(nn.Module):
         self._pi: Tensor | None
         if complexity == "closed":
             with torch.no_grad():
-                model.complexity_closed()  # now, not at the first step, says which prior has none
+                model.draw(closed=True).complexity()  # now, not at the first step, says which prior has none
 
     def forward(
         self,

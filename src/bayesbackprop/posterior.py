@@ -134,14 +134,18 @@ InitialSigma = float | Callable[[Tensor], Tensor]
 
 def initial_rho(mu: Tensor, sigma: InitialSigma) -> Tensor:
     """rho such that log(1 + exp(rho)) = sigma: rho = sigma + log(1 - exp(-sigma))."""
-    if callable(sigma):
-        wanted = sigma(mu)
-        if not isinstance(wanted, Tensor):
-            raise invalid("sigma", "Bayesian", "a function of mu that gives a tensor of its shape", wanted)
-    else:
-        wanted = torch.full_like(mu, check_positive("Bayesian", sigma=sigma)["sigma"], requires_grad=False)
-    exact = wanted.double()
-    return (exact + torch.log(-torch.expm1(-exact))).to(mu.dtype)
+    if not callable(sigma):  # the same for all weights
+        rho = _inverse_softplus(torch.tensor(check_positive("Bayesian", sigma=sigma)["sigma"], dtype=mu.dtype))
+        return torch.full_like(mu, rho.item(), requires_grad=False)
+    wanted = sigma(mu)
+    if not isinstance(wanted, Tensor):
+        raise invalid("sigma", "Bayesian", "a function of mu that gives a tensor of its shape", wanted)
+    return _inverse_softplus(wanted).to(mu.dtype)
+
+
+def _inverse_softplus(sigma: Tensor) -> Tensor:
+    exact = sigma.double()
+    return exact + torch.log(-torch.expm1(-exact))
 
 
 class Mirror(nn.Module):

@@ -18,8 +18,8 @@ from torch import Tensor, distributions, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bayesbackprop._distributions import StudentT
-from bayesbackprop._engine import Slots, call_with, evaluating, lock, over_draws
+from bayesbackprop._distributions import StudentT, as_column
+from bayesbackprop._engine import Slots, evaluating, lock, over_draws, substituting
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -167,14 +167,18 @@ class MixturePredictive(Predictive):
     components: distributions.Distribution
 
     def _log_probs(self, target: Tensor) -> Tensor:
+        self._check("log_prob", target=target)
+        return self._by_draw(self.components.log_prob(self._repeated(target)))
+
+    def _check(self, method: str, **values: object) -> None:
+        """Refuse whatever has another shape than the targets."""
         shape = self.components.batch_shape + self.components.event_shape
         expected = (shape[0] // self.draws, *shape[1:])
-        is_real = isinstance(target, Tensor) and target.layout is torch.strided and not target.is_complex()
-        if not is_real or tuple(target.shape) != expected:
-            raise invalid(
-                "target", "Predictive.log_prob", f"a tensor of real numbers of shape {list(expected)}", target
-            )
-        return self._by_draw(self.components.log_prob(self._repeated(target)))
+        for name, value in values.items():
+            is_real = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_complex()
+            if not is_real or tuple(value.shape) != expected:  # type: ignore[attr-defined]
+                constraint = f"a tensor of real numbers of shape {list(expected)}"
+                raise invalid(name, f"Predictive.{method}", constraint, value)
 
     def _sample(self, chosen: _Chosen) -> Tensor:
         samples = self.components.sample(torch.Size([chosen.most]))
@@ -211,6 +215,12 @@ class ClassPredictive(MixturePredictive):
     @property
     def variance(self) -> Tensor:
         return self.probs * (1 - self.probs)
+
+    def _log_probs(self, target: Tensor) -> Tensor:
+        if isinstance(self.components, distributions.Categorical):  # the targets of Ordinal
+            rows, *shape = self.components.batch_shape
+            target = as_column(target, (rows // self.draws, *shape))
+        return super()._log_probs(target)
 
     @property
     def entropy(self) -> Tensor:
@@ -256,7 +266,7 @@ class ValuePredictive(MixturePredictive):
     @property
     def entropy(self) -> Tensor:
         """-E[log P(y|x)]: by quadrature where the components are Gaussian or Student's t, and for counts as a sum."""
-        if self._is_whole:
+        if self.is_whole:
             return self._summed_entropy()
         if not isinstance(self.components, distributions.Normal | distributions.StudentT):
             raise NotImplementedError(f"The entropy of a mixture of {type(self.components).__name__} is not available.")
@@ -311,20 +321,20 @@ class ValuePredictive(MixturePredictive):
             low, high = each.amin(0), each.amax(0)
         except NotImplementedError:
             low, high = self._bracket(level)
-        is_whole, rounding = self._is_whole, torch.finfo(self.mean.dtype).eps / 8
+        is_whole, rounding = self.is_whole, torch.finfo(self.mean.dtype).eps / 8
         for _ in range(_HALVINGS):
             close = 1 if is_whole else rounding * torch.maximum(low.abs(), high.abs())
             if bool(((high == low) | (high - low <= close)).all()):  # also where both are infinite
                 break
             middle = ((low + high) / 2).floor() if is_whole else (low + high) / 2
-            below = self._cdf(middle) < level
+            below = self.cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return high if is_whole else (low + high) / 2
 
     def _bracket(self, level: float) -> tuple[Tensor, Tensor]:
         """Numbers between which the distribution function passes ``level``."""
         like = self.mean.double()
-        ends = [torch.full_like(like, end) for end in self._ends]
+        ends = [torch.full_like(like, end) for end in self.ends]
         if level in (0, 1):
             return ends[int(level)], ends[int(level)]
         spread = self.stddev.double()
@@ -334,29 +344,30 @@ class ValuePredictive(MixturePredictive):
         edges: list[Tensor] = []
         for sign, end in zip((-1, 1), ends, strict=True):
             if bool(end.isfinite().all()):
-                edges.append(end - 1 if sign < 0 and self._is_whole else end)
+                edges.append(end - 1 if sign < 0 and self.is_whole else end)
                 continue
             step = spread
             for _ in range(_DOUBLINGS):
-                edge = (centre + sign * step).ceil() if self._is_whole else centre + sign * step
-                inside = (self._cdf(edge) < level) == (sign > 0)
+                edge = (centre + sign * step).ceil() if self.is_whole else centre + sign * step
+                inside = (self.cdf(edge) < level) == (sign > 0)
                 if not bool(inside.any()):
                     break
                 step = torch.where(inside, 2 * step, step)
             edges.append(edge)
         return edges[0], edges[1]
 
-    def _cdf(self, value: Tensor) -> Tensor:
+    def cdf(self, value: Tensor) -> Tensor:
         """P(y <= value|x), the mean over the draws of the components' own, or of their summed probabilities."""
+        self._check("cdf", value=value)
         try:
             return self._by_draw(self.components.cdf(self._repeated(value))).mean(0)
         except NotImplementedError:
-            if not self._is_whole:
+            if not self.is_whole:
                 kind = type(self.components).__name__
                 raise NotImplementedError(
                     f"Quantiles of a mixture of {kind} are not available: it has no cdf."
                 ) from None
-        first, _ = self._ends
+        first, _ = self.ends
         last = max(first, float(value.max()))
         total = torch.zeros_like(value)
         rows = max(1, _CHUNK // (value.numel() * self.draws))
@@ -367,12 +378,12 @@ class ValuePredictive(MixturePredictive):
         return total
 
     @property
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether the targets are whole numbers."""
         return self._support.is_discrete and not self.components.event_shape
 
     @property
-    def _ends(self) -> tuple[float, float]:
+    def ends(self) -> tuple[float, float]:
         """Between which numbers all targets are."""
         low, high = (
             getattr(self._support, name, end) for name, end in (("lower_bound", -math.inf), ("upper_bound", math.inf))
@@ -527,14 +538,11 @@ class Ensemble:
         memory = check_count("Ensemble", memory=memory)["memory"]
         check_batch("inputs", "Ensemble", tensors_of((args, kwargs)))
 
-        def run(weights: list[Tensor]) -> Any:
-            return call_with(self._slots, weights, args, kwargs)
-
         def chunk(start: int, stop: int) -> list[Tensor]:
             return [weight[start:stop] for weight in self.weights.values()]
 
-        with predicting("Ensemble", self.net, args, kwargs):
-            return over_draws(run, chunk, self.draws, memory)
+        with predicting("Ensemble", self.net, args, kwargs), substituting(self._slots) as call:
+            return over_draws(lambda *weights: call(weights, args, kwargs), chunk, self.draws, memory)
 
     def predict(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Predictive:
         """The predictive distribution of the ensemble."""

@@ -93,6 +93,7 @@ def forget_momentum(model: Bayesian, optimiser: torch.optim.Optimizer) -> None:
 def _posteriors(model: object, owner: str) -> list[WeightPosterior]:
     if not isinstance(model, Bayesian):
         raise invalid("model", owner, "a Bayesian", model)
+    model.check_about_mu(owner)
     for parameter in model.parameters():
         check_finite("model", owner, parameter)
     return list(model.posterior.values())

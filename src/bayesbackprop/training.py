@@ -43,7 +43,6 @@ from bayesbackprop._ranks import distributed, ending_together, over_ranks, rank_
 from bayesbackprop._runs import Callback, Record, Run
 from bayesbackprop._signals import TerminatedError, interrupt_deferred, terminate
 from bayesbackprop.convergence import Convergence, falling
-from bayesbackprop.evaluation import error
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.optim import Adam
@@ -183,14 +182,15 @@ def fit(
             (:class:`~bayesbackprop.callbacks.Convergence`, which may also be given, with settings of its own).
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
         optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or of
-            0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in ``.grad``, unless they
-            are clipped or accumulated.
+            0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in
+            ``.grad``, unless they are clipped or accumulated.
         scheduler: Of the learning rate, moved on after every step of the optimiser. Unless given, the rate of our own
             optimiser falls linearly to 0 over the second half of the run; that of any, at the end of one that
             converges.
         validation: Held-out batches; or a function that measures what it likes, for the record of the epoch. Of
             batches it is ``validation_nll``, the mean -log p(y|x), and ``validation_error``, the fraction of wrong
-            classes, where there are classes; of an objective that is no :class:`FreeEnergy`, ``validation_cost``.
+            classes, where each example has one class; both by weight, where examples have weights. Of an objective
+            that is no :class:`FreeEnergy` it is ``validation_cost``.
         device: Where to train; where the model is unless given.
         autocast: ``torch.bfloat16`` for mixed precision.
         accumulate: Batches whose gradients make one step, each weighted by its number of examples: as one large batch.
@@ -254,6 +254,9 @@ def fit(
         # Another thread that saves the model, or copies it, does so before a step or after it.
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
+        if isinstance(model, Bayesian) and not run.goes_on:  # the checkpoint is of a run that is over
+            for inputs, *_ in itertools.islice(batches, 1):
+                model.choose_estimator(inputs)
         while run.goes_on:
             if run.steps is None and run.epoch:  # of a stream it is known when it has been seen
                 run.steps = (run.step - math.ceil(run.taken / accumulate)) // run.epoch
@@ -485,33 +488,37 @@ def _end_epoch(run: Run, measure: Validation | None) -> None:
 
 def _measure(objective: nn.Module, batches: Iterable[Any], device: torch.device) -> dict[str, float]:
     """How well held-out batches are predicted, as means over their examples."""
-    sums: dict[str, float] = {}
-    examples = 0
+    sums: dict[str, tuple[float, float]] = {}
     for batch in batches:
-        inputs, targets, weights, size = _prepared(batch, device, "validation")
-        for name, value in _held_out(objective, inputs, targets, weights).items():
-            sums[name] = sums.get(name, 0.0) + size * value
-        examples += size
-    if not examples:
-        raise invalid("validation", "fit", "an iterable that has batches after each epoch", Described("none"))
-    return {f"validation_{name}": total / examples for name, total in sums.items()}
+        for name, found in _held_out(objective, *_prepared(batch, device, "validation")).items():
+            sums[name] = tuple(map(sum, zip(sums.get(name, (0.0, 0.0)), found, strict=True)))  # type: ignore[assignment]
+    if not any(count for _, count in sums.values()):
+        got = Described("weights that are all 0" if sums else "none")
+        raise invalid("validation", "fit", "an iterable that has batches after each epoch", got)
+    return {f"validation_{name}": total / count for name, (total, count) in sums.items() if count}
 
 
-def _held_out(objective: nn.Module, inputs: Any, targets: Any, weights: dict[str, Any]) -> dict[str, float]:
-    """How well a batch is predicted, as means over its examples; if they have weights, those of the log-probability."""
+def _held_out(
+    objective: nn.Module, inputs: Any, targets: Any, weights: dict[str, Any], size: int
+) -> dict[str, tuple[float, float]]:
+    """How well a batch is predicted, as sums over its examples and what they count together: by weight, if any."""
     if not isinstance(objective, FreeEnergy):
         with evaluating(objective):
-            return {"cost": float(objective(inputs, targets, **weights))}
+            return {"cost": (size * float(objective(inputs, targets, **weights)), size)}
     args, kwargs = arguments(inputs)
     predicted = objective.model.predict(*args, draws=_VALIDATION_DRAWS, **kwargs)
     log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
+    log_prob = log_prob.reshape(len(log_prob), -1).sum(1)
+    counts = torch.ones_like(log_prob)
     for each in weights.values():
         check_weights("fit", each, len(log_prob))
-        log_prob = log_prob.reshape(len(log_prob), -1).sum(1) * each
-    found = {"nll": -float(log_prob.sum()) / len(log_prob)}
-    if isinstance(predicted, ClassPredictive) and targets.dim() == 1:
-        found["error"] = error(predicted, targets)
-    return found
+        counts = each.to(log_prob)
+    measured = {"nll": (-log_prob, counts)}
+    if isinstance(predicted, ClassPredictive) and targets.numel() == len(log_prob):
+        truth = targets.flatten()
+        known = truth != getattr(predicted.components, "ignore_index", -1)
+        measured["error"] = (predicted.labels.flatten() != truth, counts * known)
+    return {name: (float((value * count).sum()), float(count.sum())) for name, (value, count) in measured.items()}
 
 
 # --- seeds -----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, distributions, nn
+from torch.nn.functional import logsigmoid
 from torch.utils._pytree import tree_map
 
 from bayesbackprop import _page
@@ -23,6 +24,7 @@ from bayesbackprop._errors import (
     tensor_shape,
 )
 from bayesbackprop._page import Table
+from bayesbackprop.diagnostics import Diagnosis
 from bayesbackprop.evaluation import (
     Calibration,
     RiskCoverage,
@@ -35,7 +37,8 @@ from bayesbackprop.evaluation import (
     fpr95,
     risk_coverage,
 )
-from bayesbackprop.prediction import ClassPredictive, Ensemble, Predictive, ValuePredictive
+from bayesbackprop.likelihoods import Joint
+from bayesbackprop.prediction import ClassPredictive, Ensemble, JointPredictive, Predictive, ValuePredictive
 
 __all__ = ["ClassScores", "Coverage", "Detection", "Predictor", "ValueScores", "Verdict", "evaluate"]
 
@@ -97,11 +100,12 @@ class Verdict:
         examples: How many there were.
         draws: Networks that each prediction averages.
         scores: A :class:`ClassScores` or :class:`ValueScores`.
-        standard_errors: Of those scores that are means over the examples, by name.
+        standard_errors: Of those scores that are means over the examples, by name; of one example there are none.
         diagram: A :class:`Calibration` for classes, a :class:`Coverage` for numbers.
         risk_coverage: The error, or the mean squared error, of the least uncertain examples.
         outside: For each outside data set, a :class:`Detection` by each measure of uncertainty.
         shifts: The scores under each shift.
+        diagnosis: Of the posterior, if :func:`evaluate` was given one.
     """
 
     examples: int
@@ -112,6 +116,7 @@ class Verdict:
     risk_coverage: RiskCoverage
     outside: Mapping[str, Mapping[str, Detection]] = field(default_factory=dict)
     shifts: Mapping[str, Scores] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data that JSON can hold; None where there is no number."""
@@ -125,6 +130,7 @@ class Verdict:
                 "risk_coverage": self.risk_coverage,
                 "outside": self.outside,
                 "shifts": self.shifts,
+                "diagnosis": None if self.diagnosis is None else vars(self.diagnosis),
             }
         )
         return plain
@@ -143,8 +149,12 @@ class Verdict:
             spread = self.standard_errors.get(name)
             said = "" if spread is None else f"± {shown(name, spread)}" if "%" in LABELS[name] else f"± {spread:.2g}"
             rows.append([LABELS[name], shown(name, value), said])
-        title = f"{self.examples:,} examples, {self.draws} draw{'s' if self.draws > 1 else ''}"
-        tables = [Table(title, ["score", "value", "standard error"], rows)]
+        examples, draws = (
+            f"{count:,} {name}{'s' if count > 1 else ''}"
+            for count, name in ((self.examples, "example"), (self.draws, "draw"))
+        )
+        words = [] if self.standard_errors else ["one example: no standard errors"]
+        tables = [Table(f"{examples}, {draws}", ["score", "value", "standard error"], rows, words=words)]
         if self.outside:
             found = [
                 [data, by, f"{each.auroc:.4f}", f"{each.fpr95:.4f}"]
@@ -159,6 +169,8 @@ class Verdict:
                 for shift, scores in {"none": self.scores, **self.shifts}.items()
             ]
             tables.append(Table("Shifts", ["shift", *(LABELS[name] for name in names)], shifted))
+        if self.diagnosis is not None:
+            tables.append(Table("Has the posterior been learnt?", [], [], words=str(self.diagnosis).splitlines()))
         return tables
 
     def figure(self) -> Any:
@@ -192,6 +204,11 @@ def shown(name: str, value: float) -> str:
 
 def figure_of(verdicts: Mapping[str, Verdict]) -> Any:
     """One figure of all verdicts, which are of the same data: a curve for each by name."""
+    return _page.figure(panels_of(verdicts), named=len(verdicts) > 1)
+
+
+def panels_of(verdicts: Mapping[str, Verdict]) -> dict[str, Callable[[Any], None]]:
+    """What :func:`figure_of` draws, by title."""
     first = next(iter(verdicts.values()))
     panels: dict[str, Callable[[Any], None]] = {}
     of_classes = isinstance(first.scores, ClassScores)
@@ -225,7 +242,7 @@ def figure_of(verdicts: Mapping[str, Verdict]) -> Any:
             for name, verdict in verdicts.items()
         }
         panels["What shifts of the inputs cost"] = lambda axes: _page.dots(axes, nlls, "NLL, nats")
-    return _page.figure(panels, named=len(verdicts) > 1)
+    return panels
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -237,6 +254,8 @@ def evaluate(
     *,
     outside: Tensor | Data | Mapping[str, Tensor | Data] | None = None,
     shifts: Mapping[str, Callable[[Any], Any]] | None = None,
+    head: str | int | None = None,
+    diagnosis: Diagnosis | None = None,
     draws: int = 100,
     seed: int | None = None,
 ) -> Verdict:
@@ -247,9 +266,12 @@ def evaluate(
             a method ``predict(*inputs, draws=..., seed=...)`` that gives a :class:`Predictive`.
         data: Examples with their targets: a pair of tensors, a ``Dataset``, or an iterable of batches, which is read
             once. Targets of several elements count as so many examples for all scores but the NLL, which adds them up.
+            Every example counts once: batches with weights are refused.
         outside: Inputs that are unlike the training data, or a mapping from names to several such sets. A tensor, or as
             ``data``; targets are ignored.
         shifts: Functions of the inputs by name, such as one that adds noise: the same scores on what they return.
+        head: Of a model with several targets (:class:`Joint`), the name or number of the one to judge.
+        diagnosis: What :func:`diagnose` said of the posterior on the training set, to be shown with the rest.
         draws: Networks to average. An :class:`Ensemble` has its own number.
         seed: Of the draws; None for the model's own.
 
@@ -261,7 +283,9 @@ def evaluate(
         >>> verdict.outside["outside"]["variance"].auroc
         1.0
     """
-    predict, device = predicting(model, draws, seed, "evaluate")
+    predict, device = predicting(model, draws, seed, "evaluate", head)
+    known = "None, or what diagnose() returned"
+    check_type("evaluate", Diagnosis | None, known, diagnosis=diagnosis)
     check_type("evaluate", Mapping | None, "None, or a mapping from names to functions of the inputs", shifts=shifts)
     functions = dict(shifts or {})
     for name, function in functions.items():
@@ -272,7 +296,7 @@ def evaluate(
         check_text("evaluate", outside=name)
 
     found: dict[str | None, list[_Measured]] = {name: [] for name in (None, *functions)}
-    for inputs, targets in labelled(data, "data", "evaluate", device):
+    for inputs, targets in labelled(data, "data", "evaluate", device, head):
         for shift, parts in found.items():
             prediction = predict(inputs if shift is None else functions[shift](inputs))
             parts.append(_measure(prediction, targets))
@@ -294,18 +318,28 @@ def evaluate(
         risk_coverage=inside.risk_coverage(),
         outside=detections,
         shifts={name: measured.scores() for name, measured in whole.items() if name is not None},
+        diagnosis=diagnosis,
     )
 
 
 def predicting(
-    model: Predictor | Ensemble, draws: int, seed: int | None, owner: str
+    model: Predictor | Ensemble, draws: int, seed: int | None, owner: str, head: str | int | None = None
 ) -> tuple[Callable[[Any], Predictive], torch.device | None]:
-    """What predicts the inputs of a batch by ``model``, and where it wants them; None where it does not say."""
+    """What predicts the inputs of a batch by ``model``, and where it wants them; None where it does not say.
+
+    Of a model with several targets, it predicts those of ``head``.
+    """
     draws = check_count(owner, draws=draws)["draws"]
     if seed is not None:
         check_seed(owner, seed=seed)
     if not callable(getattr(model, "predict", None)) or isinstance(model, type):
         raise invalid("model", owner, "a Bayesian, or what else has a method predict", model)
+    likelihood = getattr(model, "likelihood", None)
+    if head is not None or (isinstance(likelihood, Joint) and owner == "evaluate"):
+        heads = list(likelihood.names or range(len(likelihood.heads))) if isinstance(likelihood, Joint) else []
+        if type(head) not in (str, int) or head not in heads:
+            constraint = f"one of {heads}, the targets of the model, each with a verdict of its own"
+            raise invalid("head", owner, constraint if heads else "None for a model with one target", head)
     options: dict[str, Any] = {} if isinstance(model, Ensemble) else {"draws": draws, "seed": seed}
 
     def predict(inputs: Any) -> Predictive:
@@ -314,7 +348,7 @@ def predicting(
         if not isinstance(prediction, Predictive):
             got = Described(f"one that gives a {type(prediction).__name__}")
             raise invalid("model", owner, "one whose predict gives a Predictive", got)
-        return prediction
+        return prediction[head] if isinstance(prediction, JointPredictive) and head is not None else prediction
 
     return predict, _device(model)
 
@@ -339,6 +373,8 @@ class _Classes(NamedTuple):
         )
 
     def standard_errors(self) -> dict[str, float]:
+        if self.examples == 1:
+            return {}
         of_truth = self.probs.gather(1, self.labels[:, None])[:, 0]
         squares = self.probs.square().sum(1) - 2 * of_truth + 1  # as in ``brier``
         each = {"accuracy": self._right(), "nll": self.log_prob, "brier": squares}
@@ -373,6 +409,8 @@ class _Values(NamedTuple):
         return ValueScores(math.sqrt(self.squares.mean()), *means, coverage[0.5], coverage[0.9])
 
     def standard_errors(self) -> dict[str, float]:
+        if self.examples == 1:
+            return {}
         each = {"nll": self.log_prob, "crps": self.crps}
         each |= {f"coverage_{level:.0%}"[:-1]: self.covered[:, LEVELS.index(level)] for level in (0.5, 0.9)}
         found = {name: _standard_error(values, self.examples) for name, values in each.items()}
@@ -427,7 +465,24 @@ def _uncertainty(prediction: Predictive) -> dict[str, Tensor]:
         # Of one draw it is 0, but for rounding.
         "epistemic": prediction.epistemic.double().flatten().cpu() * (prediction.draws > 1),
         "variance": by_draw.var(0, correction=0).sum(1),  # of the probabilities, over the draws
+        "reverse information": _reverse_information(prediction, probs),
     }
+
+
+def _reverse_information(prediction: ClassPredictive, probs: Tensor) -> Tensor:
+    """E_w KL[P(y|x) || P(y|x,w)], where the epistemic part is E_w KL[P(y|x,w) || P(y|x)].
+
+    It counts draws that all but rule out what the others believe, by how much they do.
+    """
+    components = prediction.components
+    logits = components.logits.double().cpu()
+    if isinstance(components, distributions.Bernoulli):
+        log_by_draw = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1)
+    else:
+        log_by_draw = logits.log_softmax(-1)
+    mean_of_logs = log_by_draw.flatten(0, -2).view(prediction.draws, *probs.shape).mean(0)
+    gained = torch.xlogy(probs, probs) - probs * mean_of_logs
+    return gained.sum(1).clamp(min=0) * (prediction.draws > 1)  # below 0, and of one draw not 0, only by rounding
 
 
 def _table(probs: Tensor, prediction: ClassPredictive) -> Tensor:
@@ -460,7 +515,7 @@ def _joined(parts: list[Any]) -> Any:
 
 def _standard_error(values: Tensor, examples: int) -> float:
     """Of the mean over examples, whose elements need not be independent."""
-    return float(values.view(examples, -1).mean(1).std() / math.sqrt(examples)) if examples > 1 else math.nan
+    return float(values.view(examples, -1).mean(1).std() / math.sqrt(examples))
 
 
 def _device(model: Any) -> torch.device | None:

@@ -215,3 +215,15 @@ def test_moments_of_the_negative_binomial() -> None:
     torch.testing.assert_close(made.mean, mean)
     torch.testing.assert_close(made.variance, mean + dispersion * mean**2)
     torch.testing.assert_close(made.variance, torch.from_numpy(negative_binomial(mean, dispersion).var()))
+
+
+@pytest.mark.equivalence
+@pytest.mark.parametrize("df", [0.3, 1.1, 2.1, 30.0, 1e8])
+def test_many_values_of_student_are_from_a_table(df: float) -> None:
+    y = numbers(*(sign * 10.0**power for sign in (-1, 1) for power in range(-9, 9)), 0.0, math.inf, -math.inf, 62.9)
+    y = torch.cat([y, torch.randn(20_000, dtype=torch.float64)])
+    found = StudentT(numbers(df), torch.zeros_like(y), numbers(1.0)).cdf(y)
+    torch.testing.assert_close(found, torch.from_numpy(stats.t(df).cdf(y.numpy())), rtol=0, atol=1e-9)
+    mixed = StudentT(torch.linspace(1, 2, len(y), dtype=torch.float64), torch.zeros_like(y), numbers(1.0)).cdf(y)
+    expected = torch.from_numpy(stats.t(np.linspace(1, 2, len(y))).cdf(y.numpy()))
+    torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-9)

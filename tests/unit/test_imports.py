@@ -48,6 +48,12 @@ try:
     import bayesbackprop.sklearn
 except ImportError as error:
     found["without scikit-learn"] = str(error)
+sys.modules["pandas"] = None
+try:
+    import bayesbackprop.tables
+except ImportError as error:
+    found["without pandas"] = str(error)
+del sys.modules["pandas"]
 import typer.main
 from bayesbackprop._cli import app
 typer.main.get_command(app)
@@ -92,6 +98,12 @@ def test_importing_leaves_torchs_generator_alone(found: dict[str, Any]) -> None:
 def test_the_library_does_not_need_scikit_learn(found: dict[str, Any]) -> None:
     needs = 'bayesbackprop.sklearn needs scikit-learn 1.6 or newer: pip install "bayesbackprop[sklearn]"'
     assert found["without scikit-learn"] == needs
+
+
+def test_the_library_does_not_need_pandas(found: dict[str, Any]) -> None:
+    needs = 'bayesbackprop.tables needs pandas and scikit-learn: pip install "bayesbackprop[tables]"'
+    assert found["without pandas"] == needs
+    assert not {"pandas", "polars", "pyarrow"} & set(found["help"])
 
 
 @pytest.mark.parametrize("name", ["Wheel", "adult", "covertype", "mushroom"])

@@ -161,10 +161,12 @@ def test_it_trains_and_is_validated(named: bool) -> None:
     torch.manual_seed(1)
     x, targets = data(named, n=40)
     made = model(named)
+    before = [parameter.detach().clone() for parameter in made.parameters()]
     history = fit(made, Batches(x, targets, batch_size=10), epochs=3, validation=Batches(x, targets, batch_size=20))
     assert all(math.isfinite(record["validation_nll"]) for record in history)
     assert "validation_error" not in history[0]
-    assert all(parameter.grad is not None for parameter in made.parameters())
+    for was, parameter in zip(before, made.parameters(), strict=True):
+        assert not torch.equal(was, parameter)
     cost = FreeEnergy(made, n=40)(x, targets)
     torch.testing.assert_close(cost.likelihood, made.likelihood.cost(made.draw(1)(x), targets))
 

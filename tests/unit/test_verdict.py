@@ -65,7 +65,13 @@ def test_of_classes_it_is_what_the_metrics_say() -> None:
     assert torch.equal(found.diagram[0], calibration(prediction, CLASSES)[0])
     inside, outside = prediction.entropy.double(), ensemble.predict(2 * X).entropy.double()
     assert found.outside["outside"]["entropy"] == (auroc(inside, outside), fpr95(inside, outside))
-    assert set(found.outside["outside"]) == {"entropy", "max probability", "epistemic", "variance"}
+    assert set(found.outside["outside"]) == {
+        "entropy",
+        "max probability",
+        "epistemic",
+        "variance",
+        "reverse information",
+    }
 
 
 @pytest.mark.identities
@@ -150,6 +156,7 @@ def test_one_draw_has_no_epistemic_part() -> None:
     found = evaluate(classifier(), (X, CLASSES), outside=5 * X, draws=1)
     assert found.outside["outside"]["epistemic"].auroc == 0.5
     assert found.outside["outside"]["variance"].auroc == 0.5
+    assert found.outside["outside"]["reverse information"].auroc == 0.5
 
 
 @pytest.mark.statistical

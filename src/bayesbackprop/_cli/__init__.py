@@ -23,31 +23,44 @@ from bayesbackprop._version import __version__
 __all__ = ["PANELS", "Deferred", "app", "main"]
 
 
+class Extra(NamedTuple):
+    """An extra of the package, and what it installs."""
+
+    name: str
+    needs: tuple[str, ...]
+
+
 class Command(NamedTuple):
-    """A row of the help: the name, the module and the function or group in it, and what it does in one line."""
+    """A row of the help: the name, the module and the function or group in it, what it does in one line, its extra."""
 
     name: str
     module: str
     attribute: str
     help: str
+    extra: Extra | None = None
 
 
 class Panel(NamedTuple):
-    """A box of the help: its title, the package of its commands, what must be installed for them, and the commands."""
+    """A box of the help: its title, the package of its commands, the extra that they need, and the commands."""
 
     title: str
     package: str
-    needs: tuple[str, ...]
+    extra: Extra | None
     commands: tuple[Command, ...]
 
+
+_TABLES = Extra("tables", ("matplotlib", "pandas", "pyarrow", "sklearn"))
+_PAPER = Extra("paper", ("matplotlib", "optuna", "plotly", "pooch"))
 
 # The library names the package of the paper's reproduction here and nowhere else.
 PANELS = (
     Panel(
-        "Your own networks",
+        "Your own tables (they need the extra 'tables') and networks",
         "bayesbackprop._cli",
-        (),
+        None,
         (
+            Command("fit", "fit", "command", "Fit a network to a table; say how good it is.", _TABLES),
+            Command("predict", "predict", "command", "Add predictions and their uncertainty to a table.", _TABLES),
             Command("show", "show", "command", "Show what is in a file of this library."),
             Command("prune", "prune", "command", "Remove the weights that say least; write what is left."),
         ),
@@ -55,7 +68,7 @@ PANELS = (
     Panel(
         "The paper's experiments (they need the extra 'paper')",
         "bayesbackprop_paper.cli",
-        ("matplotlib", "optuna", "plotly", "pooch"),
+        _PAPER,
         (
             Command("demo", "demo", "demo", "See it all work: a few minutes, and one page to look at."),
             Command("train", "reproduce", "train", "Train a network on MNIST; under torchrun on several processes."),
@@ -63,7 +76,7 @@ PANELS = (
             Command("evaluate", "evaluate", "command", "Error, NLL, Brier score and calibration of networks."),
             Command("report", "demo", "report", "Write one self-contained HTML page on trained networks."),
             Command("reproduce", "reproduce", "app", "The tables and figures of the paper, one command each."),
-            Command("truth", "truth", "app", "How near it comes to exact answers, and to others."),
+            Command("truth", "truth", "app", "How near the library comes to what is known."),
             Command("bandit", "bandit", "app", "Contextual bandits: agents that explore by themselves."),
             Command("data", "data", "app", "The data sets: what there is, fetch it, where it is."),
             Command("bench", "bench", "app", "Measure speed against plain PyTorch and other libraries."),
@@ -78,13 +91,15 @@ class Deferred(typer.core.TyperCommand):
     def __init__(self, panel: Panel, command: Command) -> None:
         super().__init__(command.name, help=command.help, rich_help_panel=panel.title)
         self._module, self._attribute = f"{panel.package}.{command.module}", command.attribute
-        self._needs = panel.needs
+        self._extra = command.extra or panel.extra
 
     def load(self) -> Any:
         """The command itself, or the group of commands."""
         # Found out now, not after an hour of training.
-        if missing := [name for name in self._needs if find_spec(name) is None]:
-            raise ModuleNotFoundError(f"bbb {self.name} needs {', '.join(missing)}")
+        missing = [name for name in self._extra.needs if find_spec(name) is None] if self._extra else []
+        if self._extra and missing:
+            needs = f"bbb {self.name} needs {', '.join(missing)}"
+            raise ModuleNotFoundError(f'{needs}: pip install "bayesbackprop[{self._extra.name}]"')
         found: Callable[..., None] | typer.Typer = getattr(importlib.import_module(self._module), self._attribute)
         holder = typer.Typer(rich_markup_mode="markdown")
         if isinstance(found, typer.Typer):
@@ -107,11 +122,19 @@ class _Commands(typer.core.TyperGroup):
                 self.add_command(Deferred(panel, command))
 
 
+def _start() -> str:
+    """What to try first: of what is installed."""
+    extras = [panel.extra for panel in PANELS if panel.extra]
+    if all(find_spec(name) for extra in extras for name in extra.needs):
+        return "Start with `bbb demo`."
+    return "Start with `bbb show FILE`, of a file that `bbb.save` wrote; for more, pip install 'bayesbackprop[paper]'."
+
+
 app = typer.Typer(
     name="bbb",
     cls=_Commands,
-    help="Bayes by Backprop: neural networks that know what they do not know.\n\nStart with `bbb demo`. "
-    "Each command's --help has an example; set BBB_TRACEBACK=1 for tracebacks.",
+    help=f"Bayes by Backprop: neural networks that know what they do not know.\n\n{_start()} "
+    "Commands have a --help. BBB_TRACEBACK=1 shows tracebacks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -158,7 +181,8 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if os.environ.get("BBB_TRACEBACK"):
             raise
-        _say(f"{error}" + (': pip install "bayesbackprop[paper]"' if isinstance(error, ModuleNotFoundError) else ""))
+        unsaid = isinstance(error, ModuleNotFoundError) and "pip install" not in str(error)
+        _say(f"{error}" + (f': pip install "bayesbackprop[{_PAPER.name}]"' if unsaid else ""))
         code = 1
     finally:
         if ours:

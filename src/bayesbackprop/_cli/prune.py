@@ -45,7 +45,7 @@ def command(
 
     Example: `bbb prune model.safetensors --fraction .98 --time 500`
     """
-    model = from_file(checkpoint)
+    model = from_file(checkpoint, "bbb prune")
     if not isinstance(model, Bayesian):
         got = Described(f"{checkpoint}, a plain network, which has no sigma")
         raise invalid("checkpoint", "bbb prune", "a Bayesian network", got)

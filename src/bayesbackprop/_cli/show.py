@@ -14,6 +14,7 @@ from rich.text import Text  # a str may hold markup, and names in a file may be 
 from torch import Tensor
 
 from bayesbackprop._files import File, read
+from bayesbackprop.families import is_about_mu
 from bayesbackprop.posterior import WeightPosterior
 
 # Of tables that go to a file or a pipe: wide enough for the longest row of a Bayesian network, whose prior has three
@@ -31,8 +32,8 @@ def command(
 ) -> None:
     """Show what is in a file of this library.
 
-    Of a Bayesian network: each parameter with its prior, its estimator and how uncertain it is. Nothing in the file is
-    run, and the network itself is not needed.
+    Of a Bayesian network: each parameter with its prior, family, estimator and how uncertain it is. Nothing in the
+    file is run, and the network itself is not needed.
 
     Example: `bbb show model.safetensors`
     """
@@ -56,27 +57,39 @@ def command(
 def _model(file: File) -> tuple[dict[str, Any], Table]:
     """What to say of a Bayesian network: its Bayesian parameters in its own order, then everything else."""
     numbers, sigma, snr = (Column(title, justify="right") for title in ("numbers", "median sigma", "median snr"))
-    columns = (Column("parameter", overflow="fold"), "shape", numbers, "prior", "estimator", sigma, snr)
+    columns = (Column("parameter", overflow="fold"), "shape", numbers, "prior", "family", "estimator", sigma, snr)
     table = Table(*columns, box=rich.box.SIMPLE, caption_justify="left")
     rows: list[dict[str, Any]] = []
     means = {name.removeprefix("net."): mu for name, mu in file.tensors.items() if name.startswith("net.")}
     bayesian: dict[str, dict[str, Any]] = file.contents["parameters"]
+    families = [dict(group) for group in file.contents.get("families", [])]
+    groups = [(group.pop("names"), group) for group in families]
+    # Of which mu and rho say nothing.
+    elsewhere = {name for names, family in groups if not is_about_mu(family) for name in names}
+    family_of = {name: family for names, family in groups for name in names}
     for name in [*bayesian, *sorted(means.keys() - bayesian.keys())]:
         mu = means[name]
         rows.append({"name": name, "shape": list(mu.shape), "numbers": mu.numel()})
-        cells = ["deterministic", "-", "-", "-"]
+        cells = ["deterministic", "-", "-", "-", "-"]
         if name in bayesian:
             q = WeightPosterior(mu, file.tensors[f"rho.{name}"])
             prior, estimator = bayesian[name]["prior"], bayesian[name]["estimator"]
             medians = {"median_sigma": _median(q.sigma), "median_snr": _median(q.snr)}
-            rows[-1] |= {"prior": prior, "estimator": estimator, **medians}
-            cells = [_call(prior), estimator, *("-" if value is None else f"{value:.3g}" for value in medians.values())]
+            if name in elsewhere:
+                medians = dict.fromkeys(medians)
+            family = family_of.get(name, {"kind": "Diagonal"})
+            rows[-1] |= {"prior": prior, "family": family, "estimator": estimator, **medians}
+            cells = [_call(prior), _call(family), estimator]
+            cells += ["-" if value is None else f"{value:.3g}" for value in medians.values()]
         shape = "x".join(map(str, mu.shape)) or "1"
         table.add_row(*map(Text, (name, shape, f"{mu.numel():,}", *cells)))
     random, total = (sum(means[name].numel() for name in names) for names in (bayesian, means))
     likelihood = file.contents["likelihood"]
-    table.caption = Text(f"likelihood {_call(likelihood)}; {random:,} of {total:,} numbers are Bayesian weights")
-    return {"likelihood": likelihood, "seed": file.contents["seed"], "parameters": rows}, table
+    said = [f"{random:,} of {total:,} numbers are Bayesian weights"]
+    said += [f"{_call(family)} of {len(names)} parameters together" for names, family in groups]
+    table.caption = Text("; ".join([f"likelihood {_call(likelihood)}", *said]))
+    described = {"likelihood": likelihood, "seed": file.contents["seed"], "parameters": rows}
+    return described | {"families": file.contents.get("families", [])}, table
 
 
 def _other(file: File) -> tuple[dict[str, Any], Table]:
@@ -90,7 +103,7 @@ def _other(file: File) -> tuple[dict[str, Any], Table]:
 
 
 def _call(description: dict[str, Any]) -> str:
-    """Such as ``Normal(sigma=1)``, for a prior or a likelihood in a file."""
+    """Such as ``Normal(sigma=1)``, for a prior, a family or a likelihood in a file."""
     if description["kind"] == "own":
         return str(description["name"])
     arguments = {name: _argument(value) for name, value in description.items() if name != "kind"}

@@ -13,7 +13,9 @@ from bayesbackprop._engine.executors import (
     evaluating,
     lock,
     over_draws,
+    substituting,
 )
+from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
 
@@ -27,7 +29,9 @@ __all__ = [
     "costs",
     "draws",
     "evaluating",
+    "kind_of",
     "lock",
     "over_draws",
     "plain_kernels",
+    "substituting",
 ]

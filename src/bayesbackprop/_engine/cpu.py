@@ -238,8 +238,8 @@ def draw(parameters: Parameters, key: Key, known: Table | None = None) -> tuple[
 
 def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
-    if many == 1:  # often called, by those who use a draw and forget it
-        ws = [w.unsqueeze(0) for w in buffers(parameters, "weights", parameters.mus)]
+    if many <= FEW:  # often called, by those who use them and forget them
+        ws = buffers(parameters, "draws", [mu.expand(many, *mu.shape) for mu in parameters.mus])
     else:
         ws = [mu.new_empty((many, *mu.shape)) for mu in parameters.mus]
     _launch(_cpu.draws, _needed(parameters), {_W: ws}, key, float(many))
@@ -488,6 +488,10 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 # Threads take turns.
 _taking = threading.Lock()
+
+# Draws whose memory is kept for the next ones. As many are made at a time where networks run one after the other, since
+# sigma is then computed once for them.
+FEW = 4
 
 # Weights of which the C library keeps the memory by itself.
 _LARGE = 2**16

@@ -10,7 +10,8 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop import complexity
-from bayesbackprop._engine import checkpointing, ops
-from bayesbackprop._engine.joint import Joint
+from bayesbackprop._engine import checkpointing, cpu, ops
+from bayesbackprop._engine.joint import Moments as JointMoments
+from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
 from bayesbackprop._errors import invalid, tensor_shape
@@ -114,7 +116,7 @@ class Engine:
         rules: Mapping[str, Estimator],
         joints: Sequence[tuple[Sequence[str], Family, Tensor]] = (),
     ) -> None:
-        from bayesbackprop._engine.mlp import FullyConnected  # which is itself an executor
+        from bayesbackprop._engine.mlp import FullyConnected, FullyConnectedTogether  # which are executors
 
         names = list(priors)
         self.net, self.rules = net, dict(rules)
@@ -133,16 +135,19 @@ class Engine:
             weight_stream = stream(number, Role.WEIGHT)
             by_name[name] = Parameter(WeightPosterior(mu, its_rho), priors[name], its_centre, weight_stream)
         self.parameters = Parameters(by_name)
-        self.joints = [Joint(self.parameters.subset(some), family, tensor) for some, family, tensor in joints]
+        self.joints = [
+            kind_of(family)(net, self.parameters.subset(some), family, tensor) for some, family, tensor in joints
+        ]
         together = {name for some, _, _ in joints for name in some}
         # Those that do not vary together.
         self.single = self.parameters.subset([n for n in names if n not in together]) if joints else self.parameters
         self.closed = self.single.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.any_module = AnyModule(self)
-        compiling = torch.compiler.is_compiling()
-        fully_connected = None if compiling or joints else FullyConnected.of(net, self.parameters, self.rules)
-        self.executors: list[Executor] = [*([fully_connected] if fully_connected else []), self.any_module]
+        quick: Executor | None = None
+        if not torch.compiler.is_compiling():
+            quick = FullyConnectedTogether.of(self) if joints else FullyConnected.of(net, self.parameters, self.rules)
+        self.executors: list[Executor] = [*([quick] if quick else []), self.any_module]
 
     def valid(self, net: nn.Module) -> bool:
         """Whether all that was found is still there, in ``net``."""
@@ -155,12 +160,30 @@ class Engine:
         each = [complexity.closed(p.q, p.prior, p.centre) for p in self.single.each]
         return torch.stack([*each, *(joint.kl() for joint in self.joints)]).sum()
 
-    def draw(self, key: Key, parameters: Parameters) -> tuple[dict[str, Tensor], Tensor]:
-        """All weights by name, and log q(w|theta) - log P(w) over all; of the single ones as ``parameters`` say."""
-        parts = [(parameters, *ops.draw(parameters, key))] if parameters.each else []
-        parts += [(joint.parameters, *joint.draw(key)) for joint in self.joints]
-        found = {name: w for some, ws, _ in parts for name, w in zip(some.by_name, ws, strict=True)}
-        costs = [cost for _, _, cost in parts]
+    @property
+    def has_kl(self) -> bool:
+        """Whether KL[q || P] in closed form is one number, and not that of each draw."""
+        return all(joint.has_kl for joint in self.joints)
+
+    def moments(self) -> dict[str, JointMoments]:
+        """The mean and standard deviation of each weight by parameter name."""
+        found = {name: JointMoments(p.q.mu, p.q.sigma) for name, p in self.single.by_name.items()}
+        for joint in self.joints:
+            found |= zip(joint.parameters.by_name, joint.moments(), strict=True)
+        return {name: found[name] for name in self.parameters.by_name}
+
+    def draw(self, key: Key, parameters: Parameters, closed: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """All weights by name, and their complexity; of the single ones as ``parameters`` say."""
+        found: dict[str, Tensor] = {}
+        costs: list[Tensor] = []
+        if parameters.each:
+            ws, cost = ops.draw(parameters, key)
+            found |= zip(parameters.by_name, ws, strict=True)
+            costs.append(cost)
+        for joint in self.joints:
+            ws, its_costs = joint.draw(key, 1)
+            found |= zip(joint.parameters.by_name, (w[0] for w in ws), strict=True)
+            costs += its_costs(closed).unbind()
         return {name: found[name] for name in self.parameters.by_name}, costs[0] if len(costs) == 1 else sum(costs)  # type: ignore[return-value]
 
     def draws(self, key: Key, many: int, names: Sequence[str]) -> list[Tensor]:
@@ -168,8 +191,9 @@ class Engine:
         wanted = [name for name in names if name in self.single.by_name]
         single = self.single if len(wanted) == len(self.single.each) else self.single.subset(wanted)
         found = dict(zip(single.by_name, ops.draws(single, key, many) if single.each else [], strict=True))
-        for joint in self.joints:
-            found |= zip(joint.parameters.by_name, joint.draws(key, many), strict=True)
+        with torch.no_grad():
+            for joint in self.joints:
+                found |= zip(joint.parameters.by_name, joint.draw(key, many)[0], strict=True)
         return [found[name] for name in names]
 
     def first(self, method: str, *args: Any) -> Any:
@@ -193,7 +217,7 @@ class Draw:
     ) -> None:
         self.key = key
         self.moments = moments or {}
-        self.engine, self._closed = engine, closed
+        self.engine, self.closed = engine, closed
         self.parameters = (engine.closed if closed else None) or engine.single
         self._weights: dict[str, Tensor] | None = None
         self._complexity: Tensor | None = None
@@ -216,9 +240,9 @@ class Draw:
     def weights(self) -> dict[str, Tensor]:
         """The drawn weights, w = mu + log(1 + exp(rho)) * eps, by parameter name."""
         if self._weights is None:
-            self._weights, complexity = self.engine.draw(self.key, self.parameters)
-            if not self.engine.joints or not self._closed:
-                self.drawn_inside(complexity)
+            inside = self.complexity_inside
+            self._weights, complexity = self.engine.draw(self.key, self.parameters, self.closed and inside)
+            self.drawn_inside(complexity)
         return self._weights
 
     def complexity(self) -> Tensor:
@@ -226,7 +250,7 @@ class Draw:
 
         Where the estimator uses no weights (``local``) it is that of a draw of its own: still unbiased.
         """
-        if self._complexity is None and self._closed:
+        if self._complexity is None and self.closed and self.engine.has_kl:
             self._complexity = self.engine.kl()
         if self._complexity is None:
             _ = self.weights
@@ -241,7 +265,7 @@ class Draw:
     @property
     def complexity_inside(self) -> bool:
         """Whether what is found when the weights are drawn is the complexity that this draw is to have."""
-        return self._closed == self.parameters.closed
+        return self.closed == self.parameters.closed
 
 
 def costs(
@@ -311,8 +335,10 @@ class AnyModule(Executor):
         self._engine = engine
 
     def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shared = self._engine.shared.names
-        return self._run(draw, [draw.weights[name] for name in shared] if shared else [], args, kwargs)
+        shared = self._engine.shared
+        weights = [draw.weights[name] for name in shared.names] if shared.names else []
+        with self._rules(draw):
+            return call_with(shared, weights, args, kwargs)
 
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine
@@ -323,20 +349,23 @@ class AnyModule(Executor):
         }
         device = engine.parameters.mus[0].device
 
-        def run(each: tuple[Tensor, list[Tensor]]) -> Any:
-            index, weights = each
-            return self._run(Draw(engine, key._replace(draw=index), moments=moments), weights, args, kwargs)
-
-        def chunk(start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+        def chunk(start: int, stop: int) -> list[Tensor]:
             weights = engine.draws(key._replace(draw=start), stop - start, engine.shared.names)
-            return torch.arange(start, stop, device=device), weights
+            return [torch.arange(start, stop, device=device), *weights]
 
-        return over_draws(run, chunk, draws, memory)
+        with substituting(engine.shared) as call:
 
-    def _run(self, draw: Draw, shared: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            def run(index: Tensor, *weights: Tensor) -> Any:
+                if not engine.rules:
+                    return call(weights, args, kwargs)
+                with self._rules(Draw(engine, key._replace(draw=index), moments=moments)):
+                    return call(weights, args, kwargs)
+
+            return over_draws(run, chunk, draws, memory)
+
+    def _rules(self, draw: Draw) -> AbstractContextManager[Any]:
         engine = self._engine
-        with Rules(engine.parameters, engine.rules, draw) if engine.rules else nullcontext():
-            return call_with(engine.shared, shared, args, kwargs)
+        return Rules(engine.parameters, engine.rules, draw) if engine.rules else nullcontext()
 
 
 # --- a network with other weights ------------------------------------------------------------------------------------
@@ -348,27 +377,54 @@ def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kw
     ``torch.func.functional_call`` changes the network for all threads, and for a small one costs as much as the forward
     pass.
     """
-    net = slots.root
     if torch.compiler.is_compiling():
         named = {slot.path: weights[slot.number] for slot in slots.each}
-        return functional_call(net, named, args, kwargs, tie_weights=False)
-    with lock(net):
-        entered: list[nn.Module] = []
+        return functional_call(slots.root, named, args, kwargs, tie_weights=False)
+    with substituting(slots) as call:
+        return call(weights, args, kwargs)
+
+
+@contextmanager
+def substituting(slots: Slots) -> Iterator[Callable[[Sequence[Tensor], tuple[Any, ...], dict[str, Any]], Any]]:
+    """Within it, :func:`call_with` for many calls: to make place for weights takes longer than to put them there."""
+    net = slots.root
+    places: list[tuple[_Place, list[Slot]]] = []
+
+    def call(weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            for module, own in slots.by_module.items():
-                _Parameters.enter(module, {slot.name: weights[slot.number] for slot in own})
-                entered.append(module)
+            for place, own in places:
+                place.fill({slot.name: weights[slot.number] for slot in own})
             return checkpointing.call(net, args, kwargs)
         finally:
-            for module in entered:
-                _Parameters.leave(module)
+            for place, _ in places:
+                place.fill(place.means)  # so that the memory of the others can be used again
+
+    with lock(net):
+        try:
+            for module, own in slots.by_module.items():
+                places.append((_Parameters.enter(module), own))
+            yield call
+        finally:
+            for place, _ in places:
+                _Parameters.leave(place.module)
 
 
-class _Seen(NamedTuple):
-    """What a call of a module sees as its parameters, and whether gradients were wanted when it began."""
+class _Place(NamedTuple):
+    """What one thread sees as the parameters of a module, and whether gradients were wanted when it began."""
 
-    weights: dict[str, Any]
+    module: nn.Module
+    means: dict[str, Any]
+    seen: dict[str, Any]
     trains: bool
+
+    def fill(self, weights: Mapping[str, Any]) -> None:
+        """From now on it is these."""
+        seen = self.seen
+        seen.update(weights)
+        if isinstance(self.module, nn.RNNBase):
+            flat = [seen.get(name) for name in self.module._flat_weights_names]
+            references = [None if weight is None else weakref.ref(weight) for weight in flat]
+            seen.update(_flat_weights=flat, _flat_weight_refs=references)
 
 
 class _Parameters(dict[str, Any]):
@@ -385,23 +441,20 @@ class _Parameters(dict[str, Any]):
         # Recurrent layers keep a second list of their weights, and weak references that tell whether it is up to date.
         second = ("_flat_weights", "_flat_weight_refs") if isinstance(module, nn.RNNBase) else ()
         self._second = {name: vars(module)[name] for name in second}
-        self._drawn: dict[int, list[_Seen]] = {}  # of each thread, the innermost call last
+        self._drawn: dict[int, list[_Place]] = {}  # of each thread, the innermost call last
 
     @classmethod
-    def enter(cls, module: nn.Module, drawn: Mapping[str, Tensor]) -> None:
-        """From now on this thread sees ``drawn`` in ``module``."""
+    def enter(cls, module: nn.Module) -> _Place:
+        """A place for what this thread sees in ``module`` from now on: at first the means."""
         with cls._changing:
             view = vars(module)["_parameters"]
             if not isinstance(view, cls):
                 view = vars(module)["_parameters"] = cls(module)
                 for name in view._second:
                     del vars(module)[name]  # so that it is looked up here
-            seen = {**view._own, **drawn}
-            if view._second:
-                flat = [seen.get(name) for name in module._flat_weights_names]  # type: ignore[union-attr]
-                references = [None if weight is None else weakref.ref(weight) for weight in flat]
-                seen |= {"_flat_weights": flat, "_flat_weight_refs": references}
-            view._drawn.setdefault(threading.get_ident(), []).append(_Seen(seen, torch.is_grad_enabled()))
+            place = _Place(module, view._own, {**view._own, **view._second}, torch.is_grad_enabled())
+            view._drawn.setdefault(threading.get_ident(), []).append(place)
+            return place
 
     @classmethod
     def leave(cls, module: nn.Module) -> None:
@@ -421,7 +474,7 @@ class _Parameters(dict[str, Any]):
         if calls:
             if calls[-1].trains:
                 checkpointing.refuse_checkpointing()
-            return calls[-1].weights[name]
+            return calls[-1].seen[name]
         return self._own[name] if name in self._own else self._second[name]
 
     def __contains__(self, name: object) -> bool:
@@ -445,7 +498,7 @@ class _Parameters(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         self._own[name] = value
         for calls in self._drawn.values():
-            calls[-1].weights[name] = value
+            calls[-1].seen[name] = value
 
     def __delitem__(self, name: str) -> None:
         del self._own[name]
@@ -476,40 +529,54 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 # --- many draws of a network -----------------------------------------------------------------------------------------
 
+# Bytes of a result, on average over the operations of a network, below which a CPU takes longer to call them than to
+# compute them.
+_SMALL = 3 * 2**14
 
-def over_draws(run: Callable[[Any], Any], chunk: Callable[[int, int], Any], draws: int, memory: int) -> Any:
+
+def over_draws(run: Callable[..., Any], chunk: Callable[[int, int], list[Tensor]], draws: int, memory: int) -> Any:
     """``run`` on each of ``draws`` entries, stacked; ``chunk(start, stop)`` gives some of them, as stacked tensors.
 
-    The first runs alone and shows how much one needs; the rest run in parallel by ``vmap``, as many at a time as fit
-    into ``memory`` bytes. Where a layer has no ``vmap`` rule (recurrent ones) they run one after the other.
+    The first runs alone and shows what one needs. Small networks, in which calling an operation takes longer than
+    computing it, then run in parallel by ``vmap``, as many at a time as fit into ``memory`` bytes. Large ones would
+    lose by it: convolutions with as many kernels as draws are slow, and all that is computed leaves the processor's
+    cache. These run one after the other, and so does what has no ``vmap`` rule (recurrent layers).
     """
 
-    def one(index: int) -> Any:
-        return tree_map(
-            lambda output: output.unsqueeze(0), run(tree_map(lambda item: item[0], chunk(index, index + 1)))
-        )
+    def alone(entries: list[Tensor]) -> list[Any]:
+        return [_unsqueeze(run(*entry)) for entry in zip(*(stacked.unbind() for stacked in entries), strict=True)]
 
-    with _Allocations() as allocations:
-        results = [one(0)]
-    at_a_time = memory // max(1, allocations.total)
-    start, parallel = 1, at_a_time > 1
-    while start < draws:
-        stop = min(draws, start + at_a_time) if parallel else start + 1
-        if parallel:
-            try:
-                with warnings.catch_warnings():
-                    # Where vmap falls back to a loop of its own it warns; ours is simpler and as fast.
-                    warnings.filterwarnings("error", message="There is a performance drop")
-                    results.append(vmap(run, randomness="different")(chunk(start, stop)))
-            except (RuntimeError, UserWarning) as error:  # the first draw ran, so it is vmap that cannot
-                if _out_of_memory(error):
-                    raise
-                parallel = False
-                continue
-        else:
-            results.append(one(start))
-        start = stop
+    entries = chunk(0, 1)
+    is_cpu, size = entries[0].is_cpu, sum(stacked.nbytes for stacked in entries)
+    with _Operations() as first:
+        results = alone(entries)
+    del entries
+    at_a_time = max(1, memory // max(1, size + first.total))
+    large = is_cpu and first.total > _SMALL * first.count
+    parallel, done = at_a_time > 1 and first.batched and not large, 1
+    while parallel and done < draws:
+        stop = min(draws, done + at_a_time)
+        try:
+            with warnings.catch_warnings():
+                # Where vmap falls back to a loop of its own it warns; ours is simpler and as fast.
+                warnings.filterwarnings("error", message="There is a performance drop")
+                results.append(vmap(run, randomness="different")(*chunk(done, stop)))
+            done = stop
+        except (RuntimeError, UserWarning) as error:  # the first draw ran, so it is vmap that cannot
+            if _out_of_memory(error):
+                raise
+            parallel = False
+    together = max(1, min(at_a_time - 1, cpu.FEW))  # beside those of the first draw
+    for start in range(done, draws, together):
+        results += alone(chunk(start, min(draws, start + together)))
     return tree_map(lambda *parts: torch.cat(parts), *results)
+
+
+def _unsqueeze(output: Any) -> Any:
+    """What a network has computed, with a first dimension for the draws."""
+    if isinstance(output, Tensor):  # the usual case, and quick
+        return output.unsqueeze(0)
+    return tree_map(lambda tensor: tensor.unsqueeze(0), output)
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -517,17 +584,39 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
-class _Allocations(TorchDispatchMode):
-    """Adds up the bytes of all results while active: no less than what they can hold at any one time."""
+class _Operations(TorchDispatchMode):
+    """Counts the operations while active.
+
+    ``total`` are the bytes of all results: no less than they can hold at any one time. ``batched`` tells whether each
+    operation on tensors has a rule for ``vmap``. Without one it would run, by a loop of its own, before it warns.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
+        self.total = self.count = 0
+        self.batched = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.total += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        self.count += 1
+        self.total += sum(tensor.nbytes for tensor in _tensors(result))
+        # Without a tensor, or with a constant, there is nothing to batch.
+        if not _has_rule(func) and _tensors(args) and func is not torch.ops.aten.lift_fresh.default:
+            self.batched = False
         return result
+
+
+@cache
+def _has_rule(func: Any) -> bool:
+    """Whether ``vmap`` has a rule for an operator."""
+    found: bool = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.FuncTorchBatched)
+    return found
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return (
+        [values] if isinstance(values, Tensor) else [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    )
 
 
 def _find(root: nn.Module, name: str) -> Tensor:

@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.modules import module as modules
 
 from bayesbackprop._engine import cpu, ops
-from bayesbackprop._engine.executors import Draw, Executor
+from bayesbackprop._engine.executors import Draw, Engine, Executor, call_with
 from bayesbackprop._engine.linear import At, Gradients, Layer, add_products
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop._engine.rules import Estimator
@@ -274,6 +275,49 @@ class FullyConnected(Executor):
         if x.dim() != dims or x.dtype is not dtype or torch.is_autocast_enabled(x.device.type):
             return False
         return runs_only_forward(self._modules)
+
+
+class FullyConnectedTogether(Executor):
+    """A fully connected network whose weights vary together: the draws of a step run at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._modules = engine, list(engine.net.modules())
+
+    @staticmethod
+    def of(engine: Engine) -> "FullyConnectedTogether | None":
+        """The executor, if it is such a network."""
+        return None if engine.single.each or not layers_of(engine.net) else FullyConnectedTogether(engine)
+
+    def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
+        return NotImplemented
+
+    def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
+        return NotImplemented
+
+    def costs(
+        self,
+        draws: Sequence[Draw],
+        likelihood: Likelihood,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: Any,
+        weight: float | Tensor,  # noqa: ARG002
+    ) -> Any:
+        first, engine, many = draws[0].key, self._engine, len(draws)
+        if [draw.key for draw in draws] != [first._replace(draw=first.draw + number) for number in range(many)]:
+            return NotImplemented
+        random = any(isinstance(module, nn.Dropout) and module.training for module in self._modules)
+        if random or any(draw.has_weights for draw in draws) or not runs_only_forward(self._modules):
+            return NotImplemented
+        found, complexity = dict[str, Tensor](), list[Tensor]()
+        for joint in engine.joints:
+            ws, costs = joint.draw(first, many)
+            found |= zip(joint.parameters.by_name, ws, strict=True)
+            complexity.append(costs(draws[0].closed).mean())
+        weights = [found[name] for name in engine.shared.names]
+        outputs = vmap(lambda each: call_with(engine.shared, each, args, kwargs))(weights)
+        likelihoods = [likelihood.cost(output, targets) for output in outputs]
+        return torch.stack(likelihoods).mean(), torch.stack(complexity).sum()
 
 
 class _DrawAndRun(torch.autograd.Function):

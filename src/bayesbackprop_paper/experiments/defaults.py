@@ -32,8 +32,8 @@ class Task(NamedTuple):
         return Gaussian("learnt") if self.y.is_floating_point() else Categorical()
 
 
-def _halves(x: Any, y: Any, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """70 % for training, the rest to test, all standardised as the former say; of classes as many in both."""
+def _halves(x: Any, y: Any, seed: int, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """70 % for training, the rest to test; of classes as many in both. Inputs by ``scale``, or standardised."""
     from sklearn.model_selection import train_test_split
 
     classes = y.dtype.kind == "i"
@@ -45,6 +45,8 @@ def _halves(x: Any, y: Any, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     if not classes:
         y, test_y = standard(y, y)[:, None], standard(test_y, y)[:, None]
+    if scale is not None:
+        return scale * x.float(), y, scale * test_x.float(), test_y
     return standard(x, x), y, standard(test_x, x), test_y
 
 
@@ -52,7 +54,7 @@ def _digits(seed: int, shape: tuple[int, ...], net: Callable[[], nn.Module]) -> 
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    x, y, test_x, test_y = _halves(x, y, seed)
+    x, y, test_x, test_y = _halves(x, y, seed, 1 / 16)
     return Task(x.view(-1, *shape), y, test_x.view(-1, *shape), test_y, net, epochs=20, batch_size=64)
 
 

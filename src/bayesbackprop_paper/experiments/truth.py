@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bayesbackprop._files import write_atomically
 from bayesbackprop._version import __version__
-from bayesbackprop_paper.experiments.records import locked, remember
+from bayesbackprop_paper.experiments.records import locked
 
 Figures = Mapping[str, float]
 
@@ -41,7 +41,8 @@ def collect(path: Path, runs: Iterable[Run], measure: Callable[[Run], Figures], 
         seconds = round(time.perf_counter() - began, 2)
         about = {"seconds": seconds, "command": command, "version": __version__}
         with locked(path.parent):
-            remember(path, run.name, {**run._asdict(), "figures": figures, **about})
+            known = entries(path) | {run.name: {**run._asdict(), "figures": figures, **about}}
+            write_atomically(path, json.dumps(known, indent=1).encode())
     return entries(path)
 
 

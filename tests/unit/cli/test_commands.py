@@ -19,7 +19,7 @@ OF_THE_PAPER = [command.name for command in PANELS[1].commands]
 
 def test_each_panel_has_its_own_package() -> None:
     assert [panel.package for panel in PANELS] == ["bayesbackprop._cli", "bayesbackprop_paper.cli"]
-    assert [command.name for command in PANELS[0].commands] == ["show", "prune"]
+    assert [command.name for command in PANELS[0].commands] == ["fit", "predict", "show", "prune"]
     assert len(DEFERRED) == sum(len(panel.commands) for panel in PANELS)
 
 
@@ -56,6 +56,18 @@ def test_without_the_dependencies_a_command_says_what_it_needs(
     said = capsys.readouterr().err
     assert f'bbb {name} needs matplotlib, pooch: pip install "bayesbackprop[paper]"' in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["fit", "predict"])
+def test_tables_have_an_extra_of_their_own(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setattr(sys, "argv", ["bbb", name])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f'Error: bbb {name} needs pandas: pip install "bayesbackprop[tables]"\n'
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.exceptions import NotFittedError
@@ -128,16 +127,3 @@ def test_odd_data() -> None:
     assert constant._scale == [1.0]
     for each in (np.asfortranarray(x), x[:, ::-1][:, ::-1], x.astype(">f8")):
         assert same(BayesianMLPRegressor(**QUICK).fit(each, y), fitted(BayesianMLPRegressor))
-    for kind in (BayesianMLPClassifier, BayesianMLPRegressor):
-        with pytest.raises(TypeError, match="dense data is required"):
-            kind(**QUICK).fit(sparse.csr_array(x), y)
-
-
-@pytest.mark.identities
-def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    model = fitted(BayesianMLPClassifier, verbose=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        f"Iteration {n}, cost = {cost:.6g} nats per example" for n, cost in enumerate(model.loss_curve_, 1)
-    ]
-    assert len(lines) == model.n_iter_ == 2

@@ -24,13 +24,27 @@ from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from estimators import BOTH, QUICK, Estimator, examples, fitted, said, same
 from ztests import assert_p_value
 
-SMALL: dict[str, Any] = {"hidden_layer_sizes": (10,), "max_iter": 15, "draws": 10}
+# That more passes would help is right, and not what is asked here.
+pytestmark = pytest.mark.filterwarnings("ignore:The free energy was still falling")
+
+SMALL: dict[str, Any] = {"hidden_layer_sizes": (10,), "batch_size": 32, "max_iter": 15, "draws": 10}
 
 # --- scikit-learn's own checks ---------------------------------------------------------------------------------------
 
 
+# Whether a row counts twice or is there twice, the posterior is the same; but in training each row has its own noise.
+NOT_BIT_FOR_BIT = "A row of weight 2 and two rows are learnt from with other noise."
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": NOT_BIT_FOR_BIT,
+    "check_sample_weight_equivalence_on_sparse_data": NOT_BIT_FOR_BIT,
+}
+
+
 @pytest.mark.identities
-@parametrize_with_checks([BayesianMLPClassifier(**SMALL), BayesianMLPRegressor(**SMALL)])
+@pytest.mark.filterwarnings("ignore:The root mean square of a feature")
+@parametrize_with_checks(
+    [BayesianMLPClassifier(**SMALL), BayesianMLPRegressor(**SMALL)], expected_failed_checks=lambda _: EXPECTED
+)
 def test_scikit_learn_checks(estimator: Any, check: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # or one check skips itself
     try:
@@ -158,7 +172,7 @@ def test_several_targets_at_once() -> None:
     x, _ = examples(200)
     y = np.stack([x[:, 0], 1000 * x[:, 1] + 5, np.full(len(x), 7.0)], axis=1)
     for noise in ("learnt", "per-input"):
-        model = BayesianMLPRegressor((), noise=noise, max_iter=60, random_state=0).fit(x, y)
+        model = BayesianMLPRegressor((), noise=noise, batch_size=32, max_iter=60, random_state=0).fit(x, y)
         mean, std = model.predict(x, return_std=True)
         assert mean.shape == std.shape == y.shape
         assert model.predict(x, quantiles=[0.1, 0.5, 0.9]).shape == (3, *y.shape)
@@ -176,7 +190,7 @@ def test_a_linear_model_has_the_posterior_that_theory_gives_it() -> None:
     x = np.array([-1.0, 1.0] * 50)[:, None]
     y = 3 * x[:, 0] + np.random.RandomState(0).randn(100)
     model = BayesianMLPRegressor(
-        (), noise=1.0, prior=Normal(0.5), batch_size=100, max_iter=1500, learning_rate_init=0.05, random_state=0
+        (), noise=1.0, prior=Normal(0.5), temperature=1.0, max_iter=1500, learning_rate_init=0.05, random_state=0
     ).fit(x, y)
     noise = 1 / y.std()
     precision = 1 / 0.5**2 + len(x) / noise**2

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from bayesbackprop.optim import Adam
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from estimators import BOTH, QUICK, Estimator, examples, fitted, state_of, unchanged
 
@@ -26,6 +26,11 @@ PARAMETERS: list[dict[str, Any]] = [
     {"batch_size": True},
     {"learning_rate_init": np.inf},
     {"max_iter": 0},
+    {"early_stopping": 1},
+    {"validation_fraction": 0.0},
+    {"validation_fraction": 1.0},
+    {"n_iter_no_change": 0},
+    {"warm_start": "yes"},
     {"max_iter": 1.0},
     {"draws": 0},
 ]
@@ -88,7 +93,7 @@ def test_bad_data_are_refused_and_change_nothing(kind: type[Estimator], name: st
     with pytest.raises(ValueError, match=r"\w"):
         call(model)
     if isinstance(model, BayesianMLPRegressor):
-        model.set_params(noise="learnt")
+        model.set_params(noise=BayesianMLPRegressor().noise)
     assert unchanged(model, before)
 
 
@@ -97,14 +102,14 @@ def test_bad_data_are_refused_and_change_nothing(kind: type[Estimator], name: st
 def test_a_training_that_is_interrupted_changes_nothing(kind: type[Estimator], monkeypatch: pytest.MonkeyPatch) -> None:
     start = {"classes": [0, 1]} if kind is BayesianMLPClassifier else {}
     model = kind(**QUICK, batch_size=10).partial_fit(X, Y, **start)
-    before, step, left = state_of(model), torch.optim.Adam.step, iter(range(3))
+    before, step, left = state_of(model), Adam.step, iter(range(3))
 
     def interrupted(self: Any, *args: Any) -> None:
         if next(left, None) is None:
             raise KeyboardInterrupt
         step(self, *args)
 
-    monkeypatch.setattr(torch.optim.Adam, "step", interrupted)
+    monkeypatch.setattr(Adam, "step", interrupted)
     for learn in (model.partial_fit, model.fit):
         with pytest.raises(KeyboardInterrupt):
             learn(X, Y)

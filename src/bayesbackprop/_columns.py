@@ -1,0 +1,289 @@
+"""Columns of tables: how a table is read, what each column is taken for, and how it becomes inputs of a network."""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayesbackprop._errors import Described, invalid
+from bayesbackprop._files import check_number
+
+try:
+    import pandas as pd
+    from pandas.api.types import is_bool_dtype, is_complex_dtype, is_datetime64_any_dtype, is_numeric_dtype
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+except ImportError as error:
+    needs = 'bayesbackprop.tables needs pandas and scikit-learn: pip install "bayesbackprop[tables]"'
+    raise ImportError(needs) from error
+
+__all__ = ["Column", "Frame", "guess", "learn", "numbers_of", "pd", "read_table", "words_of"]
+
+ColumnKind = Literal["number", "date", "category", "dropped"]
+Values = Any  # a pandas.Series: pandas has no annotations
+Frame = Any  # a pandas.DataFrame
+
+# Text of more values than this is no category if more than half of its rows differ.
+_CATEGORIES = 10
+# A column is one of numbers if at most this share of its values are other words, and these are few.
+_ODD, _ODD_WORDS = 0.1, 5
+# Categories with fewer rows, and those beyond so many, share one input, to which unseen ones go as well.
+_RARE, _COMMON = 3, 50
+_MISSING = "(missing)"
+# How dates are written; the first form that fits all values is taken.
+_DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+# Space, and a whole number or one with a decimal comma.
+_WITH_COMMA = r"\s*[-+]?\d+(,\d+)?\s*"
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_table(table: Any, owner: str) -> tuple[Frame, list[str]]:
+    """A table as a ``pandas.DataFrame`` whose columns have names, and what there is to say of how it was read.
+
+    It is a frame of pandas, polars or whatever else has ``to_pandas``, or the path of a parquet file or of text. The
+    values of a text file stay text: what they are is guessed later, and a table that is written again is as it was.
+    """
+    notes: list[str] = []
+    if isinstance(table, str | os.PathLike):
+        frame, name = _from_file(Path(table), notes, owner), os.fspath(table)
+    elif not isinstance(table, type) and callable(getattr(table, "to_pandas", None)):
+        frame, name = table.to_pandas(), "a table"
+    else:
+        frame, name = table, "a table"
+    if not isinstance(frame, pd.DataFrame):
+        raise invalid("table", owner, "a DataFrame of pandas or polars, or the path of a csv or parquet file", table)
+    if frame.empty:
+        raise invalid("table", owner, "a table with a header and rows", Described(f"{name} without any"))
+    frame = frame.set_axis([str(each).strip() for each in frame.columns], axis=1)
+    if twice := sorted(set(frame.columns[frame.columns.duplicated()])):
+        raise invalid("table", owner, "a table whose columns have different names", Described(f"{twice} twice"))
+    return frame.reset_index(drop=True), notes
+
+
+def _from_file(path: Path, notes: list[str], owner: str) -> Frame:
+    content = path.read_bytes()
+    try:
+        if content[:4] == b"PAR1":
+            return pd.read_parquet(io.BytesIO(content))
+        text = _decoded(content, notes)
+        first = next((line for line in text.splitlines() if line.strip()), "")
+        if not first or "\0" in text:
+            raise ValueError("which is no text" if first else "which is empty")
+        names = {separator: next(csv.reader([first], delimiter=separator)) for separator in ",;\t|"}
+        separator = max(names, key=lambda each: len(names[each]))
+        if _is_data(names[separator]):
+            raise ValueError(f"whose first line, {first[:60]!r}, holds numbers and no names of columns")
+        frame = pd.read_csv(io.StringIO(text), sep=separator, header=None, dtype=str, skipinitialspace=True)
+    except (ValueError, OverflowError, OSError) as error:  # pandas' and pyarrow's own are such
+        got = Described(f"{path}, {str(error).strip()}")
+        raise invalid("table", owner, "a csv, tsv or parquet file with a header", got) from error
+    header = [f"Unnamed: {number}" if pd.isna(name) else name for number, name in enumerate(frame.iloc[0])]
+    frame = frame.iloc[1:].set_axis(header, axis=1)
+    for number in range(frame.shape[1] if separator == ";" else 0):  # where numbers may have decimal commas
+        if frame.iloc[:, number].dropna().str.fullmatch(_WITH_COMMA).all():
+            frame.isetitem(number, frame.iloc[:, number].str.replace(",", "."))
+    return frame
+
+
+def _decoded(content: bytes, notes: list[str]) -> str:
+    try:
+        return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError:
+        notes.append("The file is not in UTF-8. It was read as Windows-1252, of which latin-1 is a part.")
+        return content.decode("cp1252", errors="replace")
+
+
+def _is_data(names: Sequence[str]) -> bool:
+    """Whether a first line is no header: years can be names, but not all names are numbers, and 0.5 is none."""
+    numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce").dropna()
+    return len(numbers) > 0 and (len(numbers) == len(names) or bool((numbers % 1 != 0).any()))
+
+
+def is_number(values: Values) -> bool:
+    """Whether they are numbers by their type."""
+    return is_numeric_dtype(values) and not is_bool_dtype(values) and not is_complex_dtype(values)
+
+
+def words_of(values: Values) -> Values:
+    """Values as text without space around it; None for missing ones."""
+    form = "{:.15g}" if is_number(values) else "{}"
+    words = [None if pd.api.types.is_scalar(v) and pd.isna(v) else form.format(v).strip() or None for v in values]
+    return pd.Series(words, dtype=object)
+
+
+def numbers_of(values: Values) -> NDArray[Any]:
+    """Values as numbers; NaN for whatever is none, and for infinities."""
+    if pd.api.types.is_timedelta64_dtype(values):
+        values = values / pd.Timedelta(days=1)
+    if not is_number(values):
+        values = pd.to_numeric(words_of(values), errors="coerce")
+    numbers: NDArray[Any] = values.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
+    numbers[~np.isfinite(numbers)] = np.nan
+    return numbers
+
+
+def _days(values: Values, form: str) -> NDArray[Any]:
+    """Dates as days since 1970; NaN for whatever is none."""
+    values = values if is_datetime64_any_dtype(values) else words_of(values)
+    dates = pd.to_datetime(values, format=form, errors="coerce", utc=True)
+    days: NDArray[Any] = ((dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)).to_numpy(dtype=np.float64)
+    return days
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column is, and what the transformers of scikit-learn have learnt of it.
+
+    Attributes:
+        name: Its name in the table.
+        kind: ``"number"``, ``"date"``, which becomes a number of days, ``"category"`` or ``"dropped"``.
+        note: What there is to say of it.
+        absent: Of numbers: words that stand for a missing one.
+        form: Of dates: how they are written.
+        median: Of numbers and dates: what replaces a missing one.
+        mean: What is subtracted from the number and, if some are missing, from the indicator of these.
+        scale: What both are divided by.
+        values: Of categories: those with an input of their own.
+        rare: Those that share the last input. Unseen ones go there too; without rare ones all inputs are 0 for them.
+    """
+
+    name: str
+    kind: ColumnKind
+    note: str = ""
+    absent: tuple[str, ...] = ()
+    form: str = ""
+    median: float = 0.0
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    values: tuple[str, ...] = ()
+    rare: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs of the network it makes."""
+        return len(self.mean) + len(self.values) + bool(self.rare)
+
+    def read(self, values: Values, owner: str) -> Any:
+        """Values of such a column as the transformers take them, numbers or words; others are refused."""
+        words = words_of(values)
+        if self.kind == "category":
+            known = words.isin([*self.values, *self.rare])
+            if is_number(values) and self.inputs and not known.any():
+                self._refuse(words, "text", owner)
+            return words
+        numbers = numbers_of(values) if self.kind == "number" else _days(values, self.form)
+        odd = np.isnan(numbers) & words.notna() & ~words.isin(self.absent)
+        self._refuse(words[odd], "numbers" if self.kind == "number" else f"dates ({self.form})", owner)
+        return numbers
+
+    def _refuse(self, words: Values, expected: str, owner: str) -> None:
+        if len(some := words.dropna().unique()):
+            got = Described(repr(some[0]) + (f" and {len(some) - 1:,} others" if len(some) > 1 else ""))
+            raise invalid("table", owner, f"one whose column '{self.name}' holds {expected}, as in training", got)
+
+    def transformer(self) -> Any:
+        """What learns the rest of this description from values."""
+        if self.kind == "category":
+            rare = {"min_frequency": _RARE, "max_categories": _COMMON, "handle_unknown": "infrequent_if_exist"}
+            fill = SimpleImputer(missing_values=None, strategy="constant", fill_value=_MISSING)
+            return make_pipeline(fill, OneHotEncoder(**rare, sparse_output=False))
+        fill = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
+        return make_pipeline(fill, StandardScaler())
+
+    def learnt(self, fill: Any, last: Any) -> Self:
+        """The column with what the fitted transformers know."""
+        if self.kind == "category":
+            rare = last.infrequent_categories_[0]
+            rare = () if rare is None else tuple(rare.tolist())
+            return replace(self, values=tuple(v for v in last.categories_[0].tolist() if v not in rare), rare=rare)
+        mean, scale = (tuple(each.tolist()) for each in (last.mean_, last.scale_))
+        return replace(self, median=float(np.nan_to_num(fill.statistics_[0])), mean=mean, scale=scale)
+
+    def encoded(self, read: Any) -> NDArray[Any]:
+        """What :meth:`read` gave as inputs of the network: what the fitted transformers would make of it."""
+        if self.kind == "category":
+            last, nowhere = self.inputs - 1, self.inputs
+            places = {value: place for place, value in enumerate(self.values)} | dict.fromkeys(self.rare, last)
+            chosen = [places.get(word, last if self.rare else nowhere) for word in read.fillna(_MISSING)]
+            return np.eye(self.inputs + 1)[chosen, :-1]
+        missing = np.isnan(read)
+        parts = [np.where(missing, self.median, read), missing.astype(np.float64)][: len(self.mean)]
+        return (np.stack(parts, 1) - self.mean) / self.scale
+
+    def unseen(self, read: Any) -> list[str]:
+        """The categories that training had not."""
+        return sorted(set(read.dropna()) - {*self.values, *self.rare}) if self.kind == "category" else []
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data for a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, described: Any) -> Self:
+        """The column that :meth:`to_json` described. What no fit leaves is refused."""
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+        column = cls(**fields)
+        texts = (column.name, column.note, column.form, *column.absent, *column.values, *column.rare)
+        if not all(isinstance(text, str) for text in texts) or column.kind not in get_args(ColumnKind):
+            raise ValueError(f"a column {described!r:.80}")
+        for number in (column.median, *column.mean, *column.scale):
+            check_number("a number of a column", number)
+        sizes = {"number": (1, 2), "date": (1, 2)}.get(column.kind, (0,))
+        has_inputs = column.inputs > 0 and not (column.mean and column.inputs > len(column.mean))
+        if len(column.mean) not in sizes or len(column.scale) != len(column.mean) or min(column.scale, default=1) <= 0:
+            raise ValueError(f"means and scales of the column {column.name!r:.80}")
+        if has_inputs != (column.kind != "dropped"):
+            raise ValueError(f"inputs of the column {column.name!r:.80}")
+        return column
+
+
+def guess(values: Values) -> Column:
+    """What a column of a table is taken for."""
+    words, name = words_of(values), str(values.name)
+    present = words.dropna()
+    count, distinct = len(present), present.nunique()
+    missing = [f"missing: {len(words) - count:,}"] if count < len(words) else []
+    if not count or (distinct == 1 and not missing):
+        return Column(name, "dropped", "always the same" if count else "no values")
+    numbers, is_date = numbers_of(values), is_datetime64_any_dtype(values)
+    odd = words[np.isnan(numbers) & words.notna()]
+    few = len(odd) <= _ODD * count and odd.nunique() <= _ODD_WORDS
+    if few and not is_date and not is_bool_dtype(values):
+        if count == len(words) == distinct > _CATEGORIES and not odd.any() and bool((numbers % 1 == 0).all()):
+            if numbers.min() in (0, 1) and numbers.max() - numbers.min() == count - 1:
+                return Column(name, "dropped", "it counts the rows")
+            if name.lower().endswith("id"):
+                return Column(name, "dropped", "an identifier: a whole number in each row, all different")
+        absent = tuple(sorted(odd.unique()))
+        notes = [*missing, *([f"taken as missing: {', '.join(absent)}"] if absent else [])]
+        return Column(name, "number", "; ".join(notes) or "complete", absent=absent)
+    for form in _DATES:
+        if not np.isnan(_days(values, form)[words.notna()]).any():
+            notes = ["in days", *([] if form == _DATES[0] else [f"read as {form}"]), *missing]
+            return Column(name, "date", "; ".join(notes), form=form)
+    if distinct > max(_CATEGORIES, count / 2) and not isinstance(values.dtype, pd.CategoricalDtype):
+        return Column(name, "dropped", f"text or an identifier: {distinct:,} of {count:,} values differ")
+    return Column(name, "category", "; ".join([f"values: {distinct:,}", *missing]))
+
+
+def learn(columns: Sequence[Column], frame: Frame, owner: str) -> list[Column]:
+    """The columns with what scikit-learn's transformers have learnt from a table."""
+    used = [column for column in columns if column.kind != "dropped"]
+    read = pd.DataFrame({column.name: column.read(frame[column.name], owner) for column in used})
+    transformer = ColumnTransformer([(f"{n}", column.transformer(), [column.name]) for n, column in enumerate(used)])
+    transformer.fit(read)
+    fitted = {column.name: transformer.named_transformers_[f"{n}"] for n, column in enumerate(used)}
+    return [column.learnt(*fitted[column.name]) if column.name in fitted else column for column in columns]

@@ -1,0 +1,101 @@
+"""What a network is compared with, and the verdict in words: it turns where the numbers do."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, distributions
+
+from bayesbackprop._rivals import Predicting, rivals, trust, worth
+from bayesbackprop.prediction import ClassPredictive, ValuePredictive
+from bayesbackprop.verdict import Verdict, evaluate
+
+pytestmark = pytest.mark.identities
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(400, 2)).astype(np.float32)
+
+
+def of_numbers(scale: float, n: int = 400) -> Verdict:
+    """On standard normal targets."""
+    y = torch.tensor(RANDOM.normal(size=(n, 1)))
+    model = Predicting(lambda x: ValuePredictive(distributions.Normal(torch.zeros(len(x), 1).double(), scale), 1))
+    return evaluate(model, (torch.zeros(n, 1), y), draws=1)
+
+
+def of_classes(confidence: float) -> Verdict:
+    """Right in three of four cases."""
+    y = torch.tensor([0, 0, 0, 1] * 100)
+    probs = torch.tensor([[confidence, 1 - confidence]]).double()
+    model = Predicting(lambda x: ClassPredictive(distributions.Categorical(probs.expand(len(x), 2)), 1))
+    return evaluate(model, (torch.zeros(400, 1), y), draws=1)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (of_numbers(1.0), "can be trusted"),
+        (of_numbers(0.6), "Do not trust"),
+        (of_numbers(1.8), "on the safe side"),
+        (of_numbers(1.0, n=5), "too few"),
+        (of_classes(0.75), "can be trusted"),
+        (of_classes(0.95), "Do not trust"),
+        (of_classes(0.6), "on the safe side"),
+    ],
+)
+def test_whether_uncertainty_can_be_trusted(verdict: Verdict, says: str) -> None:
+    assert says in trust(verdict, "regression")
+
+
+def test_intervals_of_counts_may_hold_more() -> None:
+    assert "can be trusted" in trust(of_numbers(1.8), "counts")
+    assert "Do not trust" in trust(of_numbers(0.6), "counts")
+
+
+@pytest.mark.parametrize(
+    ("costs", "says"),
+    [
+        ((1.0, 2.0, 3.0), "Worth it: on 100 held-out rows the network is 1 ± 0.0"),
+        ((2.0, 1.0, 3.0), "Not worth it: on 100 held-out rows the network is 1 ± 0.0"),
+        ((1.0, 1.0, 3.0), "Not needed"),
+        ((3.0, 2.0, 3.0), "not clearly better than the mean alone"),
+    ],
+)
+def test_whether_it_is_worth_it(costs: tuple[float, ...], says: str) -> None:
+    names, noise = ("network", "linear model", "mean alone"), torch.linspace(-0.1, 0.1, 100)
+    rows: dict[str, Tensor] = {
+        name: cost + noise * number for number, (name, cost) in enumerate(zip(names, costs, strict=True))
+    }
+    verdicts = dict.fromkeys(names, of_numbers(1.0))
+    assert says in worth(verdicts, rows)
+    few = {name: values[:5] for name, values in rows.items()}
+    assert "5 held-out rows are too few" in worth(verdicts, few)
+
+
+def test_rivals_of_numbers_are_the_best_of_their_kind() -> None:
+    y = (X @ [1.0, -2.0])[:, None] + 0.1 * RANDOM.normal(size=(400, 1))
+    linear, constant = rivals("regression", X, y).values()
+    assert linear.predictive(X).stddev.mean() == pytest.approx(0.1, rel=0.1)
+    assert constant.predictive(X).mean[0] == pytest.approx(y.mean())
+    assert constant.predictive(X).stddev[0] == pytest.approx(y.std())
+
+
+def test_a_line_without_noise_has_a_spread_still() -> None:
+    y = (X @ [1.0, -2.0])[:, None].astype(np.float64)
+    prediction = rivals("regression", X, y)["linear model"].predictive(X)
+    assert (prediction.stddev > 0).all()
+    assert prediction.log_prob(torch.tensor(y)).isfinite().all()
+
+
+def test_rivals_of_classes_know_their_frequencies() -> None:
+    y = np.where(X[:, 0] > 0.5, "yes", "no")
+    logistic, constant = rivals("classification", X, y).values()
+    assert (logistic.predictive(X).mean.argmax(1).numpy() == (y == "yes")).mean() > 0.95
+    assert constant.predictive(X).mean[7].tolist() == pytest.approx([(y == "no").mean(), (y == "yes").mean()])
+
+
+def test_rivals_of_counts_know_mean_and_variance() -> None:
+    y = RANDOM.negative_binomial(2, 0.25, (4000, 1)).astype(float)
+    x = np.zeros((4000, 1), dtype=np.float32)
+    for rival in rivals("counts", x, y).values():
+        assert rival.predictive(x).mean[0] == pytest.approx(y.mean(), rel=1e-3)
+        assert rival.predictive(x).variance[0] == pytest.approx(y.var(), rel=1e-3)
