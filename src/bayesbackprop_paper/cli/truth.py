@@ -10,7 +10,7 @@ import rich.console
 import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
-from bayesbackprop_paper.experiments import defaults, nuts, ood, truth, uci
+from bayesbackprop_paper.experiments import defaults, nuts, ood, truth, truth_page, uci
 
 app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
@@ -32,7 +32,7 @@ def measured(
     name: str, runs: Sequence[truth.Run], measure: Callable[[truth.Run], truth.Figures], results: Path
 ) -> None:
     """Measure what is not in ``results/name.json`` yet, then write and print the table of all that is."""
-    path, command = results / f"{name}.json", shlex.join(["bbb", *sys.argv[1:]])
+    path, command = results / f"{name}.json", _command()
     missing = [run for run in runs if run.name not in truth.entries(path)]
     found = truth.collect(path, tracked(missing, "measuring"), measure, command)
     rich.console.Console().print(truth.write_table(path, found), markup=False, highlight=False, soft_wrap=True)
@@ -114,3 +114,30 @@ def truth_uci(
     runs = [truth.Run(task, way, number) for number, task in numbered for way in ways]
     measured("uci", runs, uci.measure, results)
     typer.echo(uci.verdicts(truth.entries(results / "uci.json")))
+
+
+@app.command("picture")
+def truth_picture(methods: Methods = None, results: Results = _RESULTS, threads: Threads = 1) -> None:
+    """Fit the regression of `bbb truth nuts` once by each method, and draw it over the exact predictions.
+
+    Example: `bbb truth picture --method diagonal`
+    """
+    set_threads(threads)
+    names = chosen(methods, list(nuts.METHODS), "--method")
+    truth_page.draw_nuts(results, tracked(names, "fitting"), _command())
+
+
+@app.command("page")
+def truth_to_page(
+    results: Results = _RESULTS,
+    docs: Annotated[Path, typer.Option(file_okay=False, help="Where the page goes.")] = Path("docs"),
+) -> None:
+    """Write the page of truth from the files that the other commands wrote.
+
+    Example: `bbb truth page`
+    """
+    rich.console.Console().print(str(truth_page.write(results, docs)))
+
+
+def _command() -> str:
+    return shlex.join(["bbb", *sys.argv[1:]])

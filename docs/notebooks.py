@@ -1,0 +1,82 @@
+"""The notebooks: ``python docs/notebooks.py`` runs them all and keeps what they show; the site makes a page of each.
+
+The notebooks are the only copy. MkDocs calls :func:`on_files` when it builds the site (``hooks`` in mkdocs.yml).
+"""
+
+import base64
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+HERE = Path(__file__).parent / "notebooks"
+# Of an output that has several forms, the first of these is shown.
+FORMS = ("image/png", "text/html", "text/plain")
+# Seconds that a cell may take.
+PATIENCE = 300
+
+
+def run(path: Path, *more: str) -> Any:
+    """A notebook with what its cells show now. ``more`` are cells to run after its own."""
+    from jupyter_client import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells += [nbformat.v4.new_code_cell(source) for source in more]
+    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # files instead of ports
+    NotebookClient(notebook, km=kernel, timeout=PATIENCE, record_timing=False).execute()
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return notebook
+
+
+def page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its pictures by file name."""
+    pictures: dict[str, bytes] = {}
+    parts: list[str] = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+            continue
+        parts.append(f"```py\n{cell.source}\n```")
+        for form, content in _shown(cell):
+            if form == "image/png":
+                name = f"{path.stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode(content)
+                parts.append(f"![{_alternative(parts)}]({name})")
+            else:
+                parts.append(content if form == "text/html" else f"```text\n{content.rstrip()}\n```")
+    parts.append(f"[This notebook]({path.name})")
+    return "\n\n".join(parts) + "\n", pictures
+
+
+def _shown(cell: Any) -> Iterator[tuple[str, str]]:
+    """The outputs of a cell, each in one form."""
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            yield "text/plain", output.text
+        else:
+            form = next(form for form in FORMS if form in output.data)
+            yield form, output.data[form]
+
+
+def _alternative(parts: list[str]) -> str:
+    """What stands for a picture where it cannot be seen: the last heading before it."""
+    return next(part.splitlines()[0].lstrip("# ") for part in reversed(parts) if part.startswith("#"))
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """For MkDocs: add a page for each notebook, and its pictures."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(HERE.glob("*.ipynb")):
+        text, pictures = page(path)
+        for name, content in {f"{path.stem}.md": text, **pictures}.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
+
+
+if __name__ == "__main__":
+    for each in [HERE / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(HERE.glob("*.ipynb")):
+        nbformat.write(run(each), each)
