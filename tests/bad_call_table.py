@@ -40,7 +40,7 @@ from bad_values import (
 )
 from bayesbackprop import bandits, callbacks, evaluation
 from bayesbackprop.calibration import TemperatureScaled
-from bayesbackprop.diagnostics import diagnose, pareto_k
+from bayesbackprop.diagnostics import pareto_k
 from bayesbackprop.pruning import forget_momentum, snr, threshold, weights_left
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesbackprop.tables import TableModel, fit_table
@@ -419,6 +419,7 @@ TABLE: dict[str, Entry] = {
         count=COUNT,
         generator=Kind(("None",)),
     ),
+    "Predictive.cdf": entry(lambda value: small_model().predict(X, draws=2).cdf(value), value=DATA),  # type: ignore[attr-defined]
     "Predictive.interval": entry(lambda level: small_model().predict(X, draws=2).interval(level), level=PROBABILITY),
     "Predictive.log_prob, counts": entry(lambda target: counts().log_prob(target), target=DATA | "ints [8, 3]"),
     "Predictive.quantiles, counts": entry(lambda q: counts().quantiles(q), q=DATA | "[1]"),
@@ -515,6 +516,14 @@ TABLE: dict[str, Entry] = {
     ),
     "Averaging": entry(trained(callbacks.Averaging), factor=PROBABILITY),
     "Progress": entry(trained(callbacks.Progress), title=TEXT, describe=FUNCTION),
+    "Diagnose": entry(
+        trained(callbacks.Diagnose),
+        lambda: {"data": (X, Y)},
+        "target",
+        data=DATA | "loader",
+        every=COUNT | "None",
+        draws=Kind(),
+    ),
     "Records": entry(trained(callbacks.Records), path=TEXT),
     "TensorBoard": entry(callbacks.TensorBoard, folder=TEXT),
     # files and pruning
@@ -592,6 +601,8 @@ TABLE: dict[str, Entry] = {
         data=DATA | "loader",
         outside=INPUTS | "None" | "loader" | "{}",
         shifts=Kind(("None", "{}")),
+        head=Kind(("None",)),
+        diagnosis=Kind(("None",)),
         draws=COUNT,
         seed=WHOLE | "None",
     ),
@@ -650,12 +661,21 @@ TABLE: dict[str, Entry] = {
         progress=FLAG,
     ),
     "diagnose": entry(
-        lambda **given: diagnose(**{"model": small_model(), "data": (X, Y), "draws": 25, **given}),
+        lambda **given: bbb.diagnose(**{"model": small_model(), "data": (X, Y), "draws": 25, **given}),
         dict,
         "target",
         model=MODEL,
         data=DATA | "loader",
         draws=Kind(),
+        seed=WHOLE | "None",
+    ),
+    "agreement": entry(
+        lambda **given: bbb.agreement(**{"models": [small_model(), small_model()], "data": X, "draws": 2, **given}),
+        dict,
+        "inputs",
+        models=ANY,
+        data=INPUTS | "loader",
+        draws=Kind(("np.int64",)),
         seed=WHOLE | "None",
     ),
     "pareto_k": entry(pareto_k, log_weights=DATA),
@@ -747,7 +767,7 @@ TABLE: dict[str, Entry] = {
         sigma=POSITIVE,
         temperature=NOT_NEGATIVE | "None",
         batch_size=COUNT,
-        learning_rate_init=POSITIVE,
+        learning_rate_init=POSITIVE | "None",
         max_iter=COUNT | "None",
         early_stopping=FLAG,
         validation_fraction=PROBABILITY,

@@ -69,7 +69,7 @@ def weighted(
             raise invalid(parameter, owner, _KNOWN, Described("a batch without examples"))
         if weights:
             check_weights(owner, weights[0], len(tensors_of(targets)[0]))
-        yield _on(inputs, device), _on(targets, device), _on(weights[0], device) if weights else None
+        yield on(inputs, device), on(targets, device), on(weights[0], device) if weights else None
         count += 1
     if not count:
         raise invalid(parameter, owner, _KNOWN, Described("no batch (what can be read once has been read?)"))
@@ -89,7 +89,7 @@ def unlabelled(data: Any, parameter: str, owner: str, device: torch.device | Non
         inputs = batch[0] if isinstance(batch, tuple | list) and batch else batch
         if not tensors_of(inputs):
             raise invalid(parameter, owner, f"a tensor of inputs, {_KNOWN}", batch)
-        yield _on(inputs, device)
+        yield on(inputs, device)
         count += 1
     if not count:
         raise invalid(parameter, owner, f"a tensor of inputs, {_KNOWN}", Described("no batch"))
@@ -132,5 +132,6 @@ def _rows(data: tuple[Any, ...], parameter: str, owner: str) -> Iterator[tuple[A
         yield tuple(tree_map_only(Tensor, rows, data))
 
 
-def _on(values: Any, device: torch.device | None) -> Any:
+def on(values: Any, device: torch.device | None) -> Any:
+    """The tensors in ``values`` on ``device``, if given."""
     return values if device is None else tree_map_only(Tensor, lambda tensor: tensor.to(device), values)

@@ -184,7 +184,7 @@ class StudentT(distributions.StudentT):
     def cdf(self, value: Tensor) -> Tensor:
         """P(y <= value), the incomplete beta function; of many values from a table, where all have the same ``df``."""
         z = (value.double() - self.loc.double()) / self.scale.double()
-        if z.numel() <= 4 * _CELLS or self._table is None:
+        if z.numel() <= _CELLS or self._table is None:
             tail = student_tail(self.df.double(), z)
         else:
             distance = z.abs()

@@ -5,7 +5,6 @@ All of it is at temperature 1, whatever the model was trained at, and on the tra
 """
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, distributions
-from torch.utils._pytree import tree_map_only
 
-from bayesbackprop._batches import Data, arguments, unlabelled, weighted
+from bayesbackprop._batches import Data, arguments, on, unlabelled, weighted
 from bayesbackprop._engine import Slots, call_with, evaluating
 from bayesbackprop._errors import (
     INT64,
@@ -445,8 +443,7 @@ def agreement(
         args, kwargs = arguments(inputs, "agreement")
         found: list[_Summary] = []
         for number, model in enumerate(many):
-            to_its_device = operator.methodcaller("to", next(model.parameters()).device)
-            args, kwargs = tree_map_only(Tensor, to_its_device, (args, kwargs))
+            args, kwargs = on((args, kwargs), next(model.parameters()).device)
             own = (model.seed if seed is None else seed) + number
             found.append(_summary(model.predict(*args, draws=draws, seed=own % INT64, **kwargs)))
         if len({tuple(each.centre.shape) for each in found}) > 1:

@@ -284,6 +284,7 @@ def evaluate(
         1.0
     """
     predict, device = predicting(model, draws, seed, "evaluate", head)
+    _check_head(model, head)
     known = "None, or what diagnose() returned"
     check_type("evaluate", Diagnosis | None, known, diagnosis=diagnosis)
     check_type("evaluate", Mapping | None, "None, or a mapping from names to functions of the inputs", shifts=shifts)
@@ -322,6 +323,18 @@ def evaluate(
     )
 
 
+def _check_head(model: object, head: object) -> None:
+    """Refuse a head that a model has not, and none where it has several."""
+    likelihood = getattr(model, "likelihood", None)
+    heads: list[Any] = [None]
+    constraint = "None for a model with one target"
+    if isinstance(likelihood, Joint):
+        heads = list(likelihood.names or range(len(likelihood.heads)))
+        constraint = f"one of {heads}, the targets of the model: each has a verdict of its own"
+    if not any(type(head) is type(each) and head == each for each in heads):
+        raise invalid("head", "evaluate", constraint, head)
+
+
 def predicting(
     model: Predictor | Ensemble, draws: int, seed: int | None, owner: str, head: str | int | None = None
 ) -> tuple[Callable[[Any], Predictive], torch.device | None]:
@@ -334,12 +347,6 @@ def predicting(
         check_seed(owner, seed=seed)
     if not callable(getattr(model, "predict", None)) or isinstance(model, type):
         raise invalid("model", owner, "a Bayesian, or what else has a method predict", model)
-    likelihood = getattr(model, "likelihood", None)
-    if head is not None or (isinstance(likelihood, Joint) and owner == "evaluate"):
-        heads = list(likelihood.names or range(len(likelihood.heads))) if isinstance(likelihood, Joint) else []
-        if type(head) not in (str, int) or head not in heads:
-            constraint = f"one of {heads}, the targets of the model, each with a verdict of its own"
-            raise invalid("head", owner, constraint if heads else "None for a model with one target", head)
     options: dict[str, Any] = {} if isinstance(model, Ensemble) else {"draws": draws, "seed": seed}
 
     def predict(inputs: Any) -> Predictive:

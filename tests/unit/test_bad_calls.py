@@ -12,7 +12,8 @@ pytestmark = pytest.mark.identities
 
 # Those without a call of their own: what is abstract, what takes nothing, and modules.
 WITHOUT = {"Agent", "Bernoulli", "Callback", "Environment", "Likelihood", "Poisson", "Predictive", "Prior"}
-WITHOUT |= {"ConvergenceWarning", "Diagonal", "Draw", "FullCovariance", "callbacks", "plain_kernels", "__version__"}
+WITHOUT |= {"ConvergenceWarning", "Diagonal", "DiagnosisWarning", "Draw", "FullCovariance", "__version__"}
+WITHOUT |= {"callbacks", "distributed", "plain_kernels", "pruning"}
 
 
 def test_every_bad_call_is_answered_clearly() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesbackprop import Batches
-from bayesbackprop._batches import ROWS, labelled, unlabelled
+from bayesbackprop._batches import ROWS, labelled, unlabelled, weighted
 
 pytestmark = pytest.mark.equivalence
 
@@ -53,3 +53,20 @@ def test_inputs_of_several_tensors_stay_together() -> None:
 def test_what_is_no_data_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match="The 'data' parameter of f"):
         list(labelled(data, "data", "f"))
+
+
+def test_targets_of_heads_and_weights_stay_together() -> None:
+    weights = torch.rand(len(Y))
+    for targets in ({"a": Y, "b": X}, (Y, X)):
+        parts = list(weighted((X, targets, weights), "data", "f"))
+        assert [len(part[2]) for part in parts if part[2] is not None] == [len(part[0]) for part in parts]
+        assert torch.equal(torch.cat([part[2] for part in parts if part[2] is not None]), weights)
+        head: str | int = "a" if isinstance(targets, dict) else 0
+        found = [y for _, y in labelled((X, targets), "data", "f", head=head)]
+        assert torch.equal(torch.cat(found), Y)
+        with pytest.raises(ValueError, match="The 'data' parameter of f"):
+            list(labelled((X, targets), "data", "f"))
+        with pytest.raises(ValueError, match="for the head 'c'"):
+            list(labelled((X, targets), "data", "f", head="c"))
+    with pytest.raises(ValueError, match="The 'weights' parameter of f"):
+        list(weighted([(X, Y, weights[:3])], "data", "f"))

@@ -7,7 +7,18 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from bayesbackprop import Batches, Bayesian, Categorical, Gaussian, LogDensity, Normal, Relative, ScaleMixture, prune
+from bayesbackprop import (
+    Batches,
+    Bayesian,
+    Categorical,
+    Gaussian,
+    Joint,
+    LogDensity,
+    Normal,
+    Relative,
+    ScaleMixture,
+    prune,
+)
 from bayesbackprop.diagnostics import (
     _TRIVIAL_DRAWS,
     _WIDTHS,
@@ -171,6 +182,41 @@ def test_diagnosing_changes_nothing_and_the_seed_decides() -> None:
     assert model.net.training
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.identities
+def test_several_targets_add_up() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"a": self.inner(x), "b": self.inner(x)}
+
+    model = Bayesian(Twice(), Joint({"a": Gaussian(NOISE), "b": Gaussian(NOISE)}), Normal(1.0), sigma=1e-6, seed=0)
+    nn.init.constant_(model.net.inner.weight, 1.5)  # type: ignore[arg-type,union-attr]
+    one = line(1.5, 1e-6)
+    found, expected = diagnose(model, (X, {"a": Y, "b": Y}), draws=25), diagnose(one, (X, Y), draws=25)
+    costs = [sum(float(each.draw(0, index).complexity().detach()) for index in range(25)) / 25 for each in (model, one)]
+    assert found.examples == 40
+    assert found.free_energy.mean - costs[0] == pytest.approx(2 * (expected.free_energy.mean - costs[1]), rel=1e-4)
+    assert "free energy" in model.report((X, {"a": Y, "b": Y}), draws=25)
+
+
+@pytest.mark.identities
+def test_an_example_of_weight_two_counts_twice() -> None:
+    model, weights = line(1.0, 0.1), 1.0 + (torch.arange(40) < 10)
+    found = diagnose(model, Batches(X, Y, 40, weights=weights, order=lambda _: torch.arange(40)), draws=25)
+    expected = diagnose(model, (torch.cat([X, X[:10]]), torch.cat([Y, Y[:10]])), draws=25)
+    assert found.free_energy.mean == pytest.approx(expected.free_energy.mean, rel=1e-9)
+    assert found.trivial["the prior"].mean == pytest.approx(expected.trivial["the prior"].mean, rel=1e-9)
+
+
+@pytest.mark.identities
+def test_report_names_itself_in_errors() -> None:
+    with pytest.raises(ValueError, match=r"The 'data' parameter of Bayesian\.report"):
+        line(1.0, 0.1).report(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.identities

@@ -185,7 +185,7 @@ def test_constant_weights_stay_constant(family):
 
 def test_groups_by_pattern():
     last, first = FullCovariance(), LowRank(1)
-    made = Bayesian(net(), Gaussian(0.3), family={"2.*": last, "0.weight": first, "*": Diagonal()}, estimator="local")
+    made = Bayesian(net(), Gaussian(0.3), family={"2.*": last, "0.weight": first, "*": Diagonal()})
     assert [(names, family) for names, family in made.families] == [
         (["0.weight"], first),
         (["2.weight", "2.bias"], last),
@@ -194,6 +194,18 @@ def test_groups_by_pattern():
     assert "FullCovariance() of 2 parameters together" in made.report()
     made.predict(torch.randn(3, 2, dtype=torch.float64), draws=5)
     made.predict(torch.randn(3, 2, dtype=torch.float64), draws=5, estimator="local")
+
+
+def test_an_estimator_for_weights_that_vary_together_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'estimator' .* must be left out, or 'shared' .*LowRank"):
+        Bayesian(net(), Gaussian(0.3), family=LowRank(2), estimator="local")
+    family = {"2.*": FullCovariance(), "*": Diagonal()}
+    with pytest.raises(ValueError, match=r"\['2.weight', '2.bias'\].*\{'2.weight': 'shared', ..., '\*': 'flipout'\}"):
+        Bayesian(net(), Gaussian(0.3), family=family, estimator="flipout")
+    made = Bayesian(net(), Gaussian(0.3), family=family, estimator={"2.*": "shared", "*": "local"})
+    assert [entry.estimator for entry in made.plan] == ["local", "local", "shared", "shared"]
+    assert {entry.estimator for entry in Bayesian(net(), Gaussian(0.3), family=LowRank(2)).plan} == {"shared"}
+    assert Bayesian(net(), Gaussian(0.3), family=LowRank(2), estimator="shared").families
 
 
 def test_without_joint_noise_it_is_the_diagonal_one():

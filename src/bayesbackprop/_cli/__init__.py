@@ -124,10 +124,9 @@ class _Commands(typer.core.TyperGroup):
 
 def _start() -> str:
     """What to try first: of what is installed."""
-    extras = [panel.extra for panel in PANELS if panel.extra]
-    if all(find_spec(name) for extra in extras for name in extra.needs):
-        return "Start with `bbb demo`."
-    return "Start with `bbb show FILE`, of a file that `bbb.save` wrote; for more, pip install 'bayesbackprop[paper]'."
+    firsts = {_PAPER: "bbb demo", _TABLES: "bbb fit TABLE --target COLUMN"}
+    installed = (first for extra, first in firsts.items() if all(map(find_spec, extra.needs)))
+    return f"Start with `{next(installed, 'bbb show FILE')}`."
 
 
 app = typer.Typer(

@@ -39,7 +39,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             in streams. With several hundred passes choose 1.
         batch_size: Examples of a minibatch; ``"auto"`` for 200, or all where there are fewer; in a stream for a
             fiftieth of the part, but at least 32.
-        learning_rate_init: Of Adam, at the start; in ``fit`` it falls linearly to 0.
+        learning_rate_init: Of Adam, at the start; in ``fit`` it falls linearly to 0. None is min(0.03, 1 / sqrt(n))
+            for n examples.
         max_iter: Passes over the data in ``fit``. Over four fifths of them the complexity rises to its full weight; if
             the free energy still falls then, there is a ``ConvergenceWarning``. None goes on until it has stopped
             falling, which takes several times as long.
@@ -65,7 +66,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     Examples:
         >>> X, y = [[-1.0], [-0.8], [0.9], [1.0]] * 5, ["no", "no", "yes", "yes"] * 5
-        >>> BayesianMLPClassifier(random_state=0).fit(X, y).predict([[-2.0], [2.0]])
+        >>> BayesianMLPClassifier(max_iter=300, random_state=0).fit(X, y).predict([[-2.0], [2.0]])
         array(['no', 'yes'], dtype='<U3')
     """
 

@@ -52,7 +52,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
 
     Examples:
         >>> X, y = [[-1.0], [-0.5], [0.5], [1.0]] * 5, [-100.0, -50.0, 50.0, 100.0] * 5
-        >>> model = BayesianMLPRegressor(random_state=0).fit(X, y)
+        >>> model = BayesianMLPRegressor(noise=10.0, max_iter=300, random_state=0).fit(X, y)
         >>> mean, std = model.predict([[0.0], [9.0]], return_std=True)
         >>> bool(std[1] > std[0])
         True

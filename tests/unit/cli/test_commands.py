@@ -8,7 +8,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from bayesbackprop._cli import PANELS, Deferred, app, main
+from bayesbackprop._cli import PANELS, Deferred, _start, app, main
 from training_runs import ctrl_c_counts
 
 pytestmark = pytest.mark.identities
@@ -68,6 +68,14 @@ def test_tables_have_an_extra_of_their_own(
         main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == f'Error: bbb {name} needs pandas: pip install "bayesbackprop[tables]"\n'
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [([], "bbb demo"), (["optuna"], "bbb fit TABLE"), (["optuna", "pandas"], "bbb show FILE")]
+)
+def test_the_help_suggests_what_is_installed(missing: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesbackprop._cli.find_spec", lambda name: None if name in missing else name)
+    assert f"`{said}" in _start()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

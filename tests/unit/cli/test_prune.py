@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import bayesbackprop as bbb
 from bayesbackprop import Bayesian, Categorical, Gaussian, load, load_sparse, prune, save
 from bayesbackprop._cli import app
 from bayesbackprop._networks import mlp
@@ -68,3 +69,10 @@ def test_prune_does_not_write_over_what_it_reads(option: str, tmp_path: Path, mo
             CliRunner().invoke(app, ["prune", str(path), *command], catch_exceptions=False)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == before
+
+
+def test_prune_names_itself_in_errors(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    bbb.save(bbb.Bayesian(torch.nn.Conv2d(1, 1, 1), bbb.Gaussian(1.0)), path)
+    with pytest.raises(ValueError, match="The 'path' parameter of bbb prune must be a checkpoint of a fully connected"):
+        CliRunner().invoke(app, ["prune", str(path)], catch_exceptions=False)

@@ -92,9 +92,10 @@ def test_a_bayesian_network_is_a_table_of_its_parameters(tmp_path: Path) -> None
     assert "prior" not in rows["1.weight"]
     lines = show(path).splitlines()
     (line,) = [line for line in lines if line.strip().startswith("0.weight")]
-    assert re.split(r"\s{2,}", line.strip())[:5] == ["0.weight", "8x4", "32", "Normal(sigma=0.5)", "local"]
+    assert re.split(r"\s{2,}", line.strip())[:5] == [*("0.weight", "8x4", "32", "Normal(sigma=0.5)", "Diagonal()")]
+    assert " local " in line
     (line,) = [line for line in lines if line.strip().startswith("1.weight")]
-    assert re.split(r"\s{2,}", line.strip()) == ["1.weight", "8", "8", "deterministic", "-", "-", "-"]
+    assert re.split(r"\s{2,}", line.strip()) == ["1.weight", "8", "8", "deterministic", "-", "-", "-", "-"]
     assert "likelihood Categorical(); 67 of 100 numbers are Bayesian weights" in lines[-1]
 
 
@@ -106,6 +107,19 @@ def test_the_table_is_that_of_the_report(tmp_path: Path) -> None:
         if "prior" in row:
             assert f"{row['median_sigma']:.3g}" in reported[row["name"]]
             assert f"{row['median_snr']:.3g}" in reported[row["name"]]
+
+
+def test_each_parameter_is_shown_with_its_family(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    family = {"2.*": bbb.LowRank(2), "*": bbb.Diagonal()}
+    bbb.save(bbb.Bayesian(net, bbb.Gaussian(1.0), family=family), tmp_path / "model")
+    rows = {row["name"]: row["family"] for row in described(tmp_path / "model")["parameters"]}
+    assert rows["0.weight"] == {"kind": "Diagonal"}
+    assert rows["2.bias"] == {"kind": "LowRank", "rank": 2}
+    lines = [line.split() for line in show(tmp_path / "model").splitlines() if line.split()]
+    shown = {cells[0]: cells for cells in lines}
+    assert "Diagonal()" in shown["0.weight"]
+    assert "LowRank(rank=2)" in shown["2.weight"]
 
 
 def test_constants_are_shown_without_infinities(tmp_path: Path) -> None:

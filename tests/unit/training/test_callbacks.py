@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import bayesbackprop as bbb
-from bayesbackprop.callbacks import Averaging, Best, Callback, Checkpoint, EarlyStopping, Records, TensorBoard, best
+from bayesbackprop.callbacks import (
+    Averaging,
+    Best,
+    Callback,
+    Checkpoint,
+    Diagnose,
+    DiagnosisWarning,
+    EarlyStopping,
+    Records,
+    TensorBoard,
+    best,
+)
 from bayesbackprop.training import Batches, Run, fit
 
 pytestmark = pytest.mark.identities
@@ -266,3 +277,46 @@ def test_without_tensorboard_it_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ModuleNotFoundError, match="TensorBoard is not installed: pip install tensorboard"):
         TensorBoard(tmp_path / "board")
     assert not (tmp_path / "board").exists()
+
+
+# --- Diagnose --------------------------------------------------------------------------------------------------------
+
+
+def diagnosed(sigma: float, *others: Callback, epochs: int = 3, every: int | None = None) -> tuple[Diagnose, Any]:
+    x = torch.linspace(-1, 1, 20)[:, None]
+    net = nn.Linear(1, 1)
+    nn.init.constant_(net.weight, 2.0)
+    nn.init.zeros_(net.bias)
+    model = bbb.Bayesian(net, bbb.Gaussian(0.5), bbb.Normal(1.0), sigma=sigma, seed=0)
+    callback = Diagnose((x, 2 * x), every)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    history = fit(model, Batches(x, 2 * x, 10), epochs=epochs, optimiser=optimiser, callbacks=[callback, *others])
+    expected = bbb.diagnose(model, (x, 2 * x), draws=25)
+    assert callback.diagnosis == expected
+    assert history[-1]["free_energy"] == expected.free_energy.mean / 20
+    assert history[-1]["free_energy_error"] == expected.free_energy.standard_error / 20
+    assert history[-1]["median_sigma"] == expected.spread.median
+    return callback, history
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(None, [3]), (2, [2, 3]), (1, [1, 2, 3])])
+def test_a_run_is_diagnosed_at_its_end_and_now_and_then(every: int | None, epochs: list[int]) -> None:
+    _, history = diagnosed(0.1, every=every)
+    assert [record["epoch"] for record in history if "free_energy" in record] == epochs
+
+
+def test_a_run_that_a_later_callback_ends_is_diagnosed_too(tmp_path: Path) -> None:
+    _, history = diagnosed(0.1, EarlyStopping("likelihood", patience=1), epochs=50)
+    assert len(history) < 50
+
+
+def test_it_warns_where_nothing_learnt_is_better(recwarn: pytest.WarningsRecorder) -> None:
+    diagnosed(0.1)
+    assert not recwarn.list
+    with pytest.warns(DiagnosisWarning, match="a posterior that has learnt nothing"):
+        diagnosed(1e-20)
+
+
+def test_what_has_no_posterior_cannot_be_diagnosed() -> None:
+    with pytest.raises(ValueError, match=r"'callbacks' parameter of fit .* no FreeEnergy"):
+        falling(1, Diagnose((torch.zeros(4, 1), torch.zeros(4, 1))))

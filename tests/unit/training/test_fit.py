@@ -307,6 +307,48 @@ def test_the_cost_is_that_of_its_parts() -> None:
     assert record["cost"] == pytest.approx(record["likelihood"] + record["complexity"] / 50, rel=1e-6)
 
 
+def test_weighted_held_out_batches_have_weighted_means() -> None:
+    x, _ = points()
+    labels = torch.arange(50) % 4
+    weights = torch.cat([torch.full((20,), 3.0), torch.full((30,), 0.5)])
+    parts = [(x[:20], labels[:20], weights[:20]), (x[20:], labels[20:], weights[20:])]
+    model = bbb.Bayesian(nn.Linear(3, 4), bbb.Categorical(), seed=0)
+    (record,) = fit(model, Batches(x, labels, 10), epochs=1, validation=parts)
+    predictions = [model.predict(part[0], draws=10) for part in parts]
+    pairs = list(zip(predictions, parts, strict=True))
+    total = sum(-float((p.log_prob(y) * w).sum()) for p, (_, y, w) in pairs)
+    wrong = sum(float(((p.labels != y) * w).sum()) for p, (_, y, w) in pairs)  # type: ignore[attr-defined]
+    assert record["validation_nll"] == pytest.approx(total / (20 * 3 + 30 * 0.5), rel=1e-5)
+    assert record["validation_error"] == pytest.approx(wrong / (20 * 3 + 30 * 0.5), rel=1e-5)
+    with pytest.raises(ValueError, match=r"The 'validation' parameter of fit.*weights that are all 0"):
+        fit(model, Batches(x, labels, 10), epochs=1, validation=[(x, labels, torch.zeros(50))])
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "of_column"),
+    [(bbb.Ordinal(3), 1, False), (bbb.Ordinal(3), 1, True), (bbb.Bernoulli(), 1, True)],
+    ids=["ordered", "ordered, as a column", "yes or no"],
+)
+def test_the_error_is_that_of_one_class_for_each_example(
+    likelihood: bbb.Likelihood, outputs: int, of_column: bool
+) -> None:
+    x, _ = points()
+    labels = (x[:, 0] > 0).long()[:, None] if of_column else (x[:, 0] > 0).long()
+    model = bbb.Bayesian(nn.Linear(3, outputs), likelihood, seed=0)
+    (record,) = fit(model, Batches(x, labels, 10), epochs=1, validation=[(x, labels)])
+    predicted: Any = model.predict(x, draws=10)
+    assert record["validation_error"] == float((predicted.labels.flatten() != labels.flatten()).double().mean())
+
+
+def test_ignored_classes_are_neither_right_nor_wrong() -> None:
+    x, _ = points()
+    labels = torch.where(torch.arange(50) < 30, torch.arange(50) % 4, -100)
+    model = bbb.Bayesian(nn.Linear(3, 4), bbb.Categorical(ignore_index=-100), seed=0)
+    (record,) = fit(model, Batches(x, labels, 10), epochs=1, validation=[(x, labels)])
+    predicted: Any = model.predict(x, draws=10)
+    assert record["validation_error"] == pytest.approx(float((predicted.labels != labels)[:30].float().mean()))
+
+
 def test_held_out_batches_are_measured() -> None:
     x, y = points()
     model, (a, b) = bayesian(), points(30)
