@@ -20,13 +20,13 @@ PATIENCE = 300
 
 def run(path: Path, *more: str) -> Any:
     """A notebook with what its cells show now. ``more`` are cells to run after its own."""
-    from jupyter_client import AsyncKernelManager
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     notebook = nbformat.read(path, as_version=4)
     notebook.cells += [nbformat.v4.new_code_cell(source) for source in more]
-    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # files instead of ports
-    NotebookClient(notebook, km=kernel, timeout=PATIENCE, record_timing=False).execute()
+    files = Config({"ConnectionFileMixin": {"transport": "ipc"}})  # instead of ports, which others could read
+    NotebookClient(notebook, kernel_name="python3", timeout=PATIENCE, record_timing=False, config=files).execute()
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return notebook
 
