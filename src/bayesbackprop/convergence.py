@@ -23,6 +23,7 @@ import torch
 from bayesbackprop._errors import Described, check_count, invalid
 from bayesbackprop._files import check_counter, check_number
 from bayesbackprop._runs import Callback, Run
+from bayesbackprop.objective import FreeEnergy
 
 __all__ = ["Convergence", "ConvergenceWarning", "Fall", "fall", "falling"]
 
@@ -66,11 +67,11 @@ class Convergence(Callback):
 
     From then on the learning rate falls linearly to 0 within half as many steps again, if nobody gave :func:`fit` a
     scheduler. A run that must end earlier, by its ``epochs`` or after ``most`` steps, lets it fall in time, and says
-    with a :class:`ConvergenceWarning` that it has not converged.
+    with a :class:`ConvergenceWarning` that it has not converged. All this happens at the end of an epoch.
 
     Args:
         first: The steps before the first test.
-        most: The steps after which a run ends, converged or not.
+        most: The steps after which a run ends, converged or not, but for the rest of its epoch.
     """
 
     name = "convergence"
@@ -78,6 +79,9 @@ class Convergence(Callback):
     def __init__(self, first: int = 1000, most: int = 100_000) -> None:
         self._first = check_count("Convergence", least=4 * _STRETCHES, first=first)["first"]
         self._most = check_count("Convergence", least=self._first, most=most)["most"]
+        self._forget()
+
+    def _forget(self) -> None:
         self._costs: list[float] = []
         self._next = self._first
         self._begin = self._end = self._epochs = 0
@@ -88,17 +92,22 @@ class Convergence(Callback):
         return falling(step, self._begin, self._end) if self._end else 1.0
 
     def on_start(self, run: Run) -> None:
-        if self._end:
-            run.epochs = self._epochs
+        if not run.step:  # and not one that was resumed
+            self._forget()
+        elif self._end and not self._has_stopped(run) and self._begin < self._begin_at_most(run):
+            self._begin = self._end = self._epochs = 0  # it was made to end, and now may go on
+        elif self._end:
+            run.epochs = min(run.epochs, self._epochs)
 
     def on_step(self, run: Run) -> None:
-        if not self._end and run.step > getattr(run.objective, "warmup", 0):
+        objective = run.objective
+        if not self._end and not (isinstance(objective, FreeEnergy) and int(objective.step) <= objective.warmup):
             self._costs.append(run.cost)
 
     def on_epoch(self, run: Run) -> None:
         if self._end:
             return
-        is_late = run.step >= self._most or run.epoch * (1 + _REST) >= run.epochs
+        is_late = run.step >= self._begin_at_most(run)
         if len(self._costs) < self._next and not is_late:
             return
         if len(self._costs) >= 4 * _STRETCHES:
@@ -112,7 +121,8 @@ class Convergence(Callback):
                 run.stop()
 
     def on_end(self, run: Run) -> None:
-        if run.complete and not run.rank and not self._has_stopped(run):
+        was_stopped = not self._end and run.epoch < run.epochs  # by another callback, for reasons of its own
+        if run.complete and not was_stopped and not run.rank and not self._has_stopped(run):
             falls = (
                 "" if self._last is None else f" (by {self._last.drop:.2g} ± {self._last.standard_error:.2g} lately)"
             )
@@ -143,9 +153,14 @@ class Convergence(Callback):
         for name, value in counters.items():
             setattr(self, f"_{name}", value)
 
+    def _begin_at_most(self, run: Run) -> float:
+        """The step after which the rate must fall, to be 0 in time."""
+        steps = run.step / run.epoch if run.epoch else math.inf
+        return min(self._most, run.epochs * steps) / (1 + _REST)
+
     def _has_stopped(self, run: Run) -> bool:
         """By the last test. A nat in all is less than anybody can see, also where there is no noise."""
-        tolerance = 1 / getattr(run.objective, "n", math.inf)
+        tolerance = 1 / run.objective.n if isinstance(run.objective, FreeEnergy) else 0.0
         return self._last is not None and self._last.drop <= max(self._last.standard_error, tolerance)
 
 

@@ -5,14 +5,15 @@ given for, one tensor ``joint`` that makes their n weights vary together.
 
 =======================  ========================================  ==================================================
 ``Diagonal()``           w = mu + sigma * eps                      nothing is added
-``LowRank(rank)``        w = mu + sigma * eps + U z                U [n, rank]; covariance diag(sigma^2) + U U^T
-``FullCovariance()``     w = mu + (diag(sigma) + L) eps            L [n, n] strictly lower: the root of any covariance
+``LowRank(rank)``        w = mu + sigma * (eps + U z)              U [n, rank]: variances along rank directions
+``FullCovariance()``     w = mu + sigma * (eps + L eps / sqrt(n))  L [n, n] strictly lower: the root of any covariance
 ``Mixture(components)``  w = mu_k + sigma_k * eps                  mu_k and rho_k [2, components, n], k one at random
 ``Conditional(inputs)``  each layer Gaussian, given those below    pseudo-inputs, pseudo-outputs and their precisions
 =======================  ========================================  ==================================================
 
-The first three are about mu: with joint = 0 each is the diagonal one. In the last two ``joint`` says everything: mu and
-rho are only where they start, the network at mu predicts nothing, and no weight can be pruned.
+The first three are about mu: with joint = 0 each is the diagonal one. U and L are in units of sigma, and L in those of
+a sum of n terms: a step of an optimiser is then as long for them as for rho. In the last two ``joint`` says everything:
+mu and rho are only where they start, the network at mu predicts nothing, and no weight can be pruned.
 
 The paper's cost needs no closed form: any of them goes with any prior, but for ``Conditional``.
 """
@@ -73,11 +74,11 @@ class GaussianFamily(Family, ABC):
 
 @dataclass(frozen=True)
 class LowRank(GaussianFamily):
-    """Each weight by itself, and all of them along ``rank`` directions: covariance diag(sigma^2) + U U^T.
+    """Each weight by itself, and all of them along ``rank`` directions: covariance diag(sigma) (I + U U^T) diag(sigma).
 
     Examples:
         >>> LowRank(2).variance(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 1.0], [0.0, 2.0]]))
-        tensor([3., 8.])
+        tensor([ 3., 20.])
     """
 
     rank: int = 8
@@ -89,45 +90,44 @@ class LowRank(GaussianFamily):
         if self.rank > len(sigma):
             raise invalid("rank", "LowRank", f"at most the number of weights, {len(sigma)}", self.rank)
         directions = torch.randn(len(sigma), self.rank, generator=generator, dtype=torch.float64)
-        return (0.1 / math.sqrt(self.rank) * directions).to(sigma) * sigma[:, None]  # at 0 the cost is flat
+        return (0.1 / math.sqrt(self.rank) * directions).to(sigma)  # at 0 the cost is flat
 
     def deviation(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:
-        return sigma * eps + z @ joint.mT
+        return sigma * (eps + z @ joint.mT)
 
-    def distance(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:
-        scaled, root = self._root(sigma, joint)
-        whitened = eps + z.to(scaled) @ scaled.mT  # (w - mu) / sigma
-        along = torch.linalg.solve_triangular(root, (whitened @ scaled).mT, upper=False)
+    def distance(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:  # noqa: ARG002
+        wide, root = self._root(joint)
+        whitened = eps + z.to(wide) @ wide.mT  # (w - mu) / sigma
+        along = torch.linalg.solve_triangular(root, (whitened @ wide).mT, upper=False)
         distance: Tensor = whitened.square().sum(-1) - along.square().sum(0)
         return distance
 
-    def log_root(self, sigma: Tensor, log_sigma: Tensor, joint: Tensor) -> Tensor:
-        _, root = self._root(sigma, joint)
+    def log_root(self, sigma: Tensor, log_sigma: Tensor, joint: Tensor) -> Tensor:  # noqa: ARG002
+        _, root = self._root(joint)
         return log_sigma.sum() + root.diagonal().log().sum()
 
     def variance(self, sigma: Tensor, joint: Tensor) -> Tensor:
-        return sigma.square() + joint.square().sum(1)
+        return sigma.square() * (1 + joint.square().sum(1))
 
     def size(self, joint: Tensor) -> int:
         return joint.shape[1]
 
     @staticmethod
-    def _root(sigma: Tensor, joint: Tensor) -> tuple[Tensor, Tensor]:
-        """U / sigma, and the Cholesky root of I + U^T diag(sigma)^-2 U: all that determinant and inverse need."""
+    def _root(joint: Tensor) -> tuple[Tensor, Tensor]:
+        """U, and the Cholesky root of I + U^T U: all that determinant and inverse need."""
         wide = joint.to(torch.promote_types(joint.dtype, torch.float32))  # roots have no narrower type
-        scaled = wide / sigma[:, None]
-        return scaled, torch.linalg.cholesky(torch.eye(joint.shape[1]).to(wide) + scaled.mT @ scaled)
+        return wide, torch.linalg.cholesky(torch.eye(joint.shape[1]).to(wide) + wide.mT @ wide)
 
 
 @dataclass(frozen=True)
 class FullCovariance(GaussianFamily):
-    """Any covariance, (diag(sigma) + L) (diag(sigma) + L)^T: for small networks, or a last layer.
+    """Any covariance, by its root diag(sigma) (I + L / sqrt(n)): for small networks, or a last layer.
 
     Here sigma is the diagonal of the root: the standard deviation of a weight given those before it.
 
     Examples:
-        >>> FullCovariance().variance(torch.tensor([1.0, 2.0]), torch.tensor([[0.0, 9.0], [3.0, 0.0]]))
-        tensor([ 1., 13.])
+        >>> FullCovariance().variance(torch.tensor([1.0, 2.0]), torch.tensor([[0.0, 9.0], [2.0, 0.0]]))
+        tensor([ 1., 12.])
     """
 
     def start(self, sigma: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
@@ -137,7 +137,7 @@ class FullCovariance(GaussianFamily):
         return sigma.new_zeros(len(sigma), len(sigma))
 
     def deviation(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:  # noqa: ARG002
-        return sigma * eps + eps @ joint.tril(-1).mT
+        return sigma * (eps + eps @ self._below(joint).mT)
 
     def distance(self, sigma: Tensor, joint: Tensor, eps: Tensor, z: Tensor) -> Tensor:  # noqa: ARG002
         return eps.square().sum(-1)
@@ -146,7 +146,12 @@ class FullCovariance(GaussianFamily):
         return log_sigma.sum()
 
     def variance(self, sigma: Tensor, joint: Tensor) -> Tensor:
-        return sigma.square() + joint.tril(-1).square().sum(1)
+        return sigma.square() * (1 + self._below(joint).square().sum(1))
+
+    @staticmethod
+    def _below(joint: Tensor) -> Tensor:
+        """What is below the ones on the diagonal."""
+        return joint.tril(-1) / math.sqrt(len(joint))
 
 
 @dataclass(frozen=True)
@@ -214,14 +219,18 @@ def describe(family: AnyFamily) -> dict[str, Any]:
     """A family as plain data for a file."""
     return {
         "kind": type(family).__name__,
+        **({"units": "sigma"} if isinstance(family, GaussianFamily) else {}),
         **{each.name: getattr(family, each.name) for each in fields(family) if each.init},
     }
 
 
 def from_description(description: dict[str, Any]) -> AnyFamily:
     """The family that :func:`describe` described."""
-    arguments = {name: value for name, value in description.items() if name != "kind"}
-    made: AnyFamily = _BY_NAME[description["kind"]](**arguments)
+    kind = _BY_NAME[description["kind"]]
+    if issubclass(kind, GaussianFamily) and description.get("units") != "sigma":
+        raise ValueError(f"a {kind.__name__} that is not in units of sigma, as in files from before this version")
+    arguments = {name: value for name, value in description.items() if name not in ("kind", "units")}
+    made: AnyFamily = kind(**arguments)
     return made
 
 

@@ -70,6 +70,9 @@ _STRIDE = 1_000_003
 _STREAM = 2**61
 _STEP, _FETCH, _BEGIN = 0, _STREAM, 2 * _STREAM
 
+# Draws of a step of weights that vary together: with one, small networks of 10 tanh units ended 10 to 25 nats higher.
+_DRAWS_TOGETHER = 8
+
 # Networks to average in the predictions on held-out data: enough to compare epochs, and quick.
 _VALIDATION_DRAWS = 10
 
@@ -215,14 +218,14 @@ def fit(
     _check_parts(batches, optimiser, scheduler, validation, device, callbacks)
     if autocast is not None and autocast is not torch.bfloat16:
         raise invalid("autocast", "fit", "None or torch.bfloat16, which needs no scaling of the loss", autocast)
-    objective = _objective(model, batches, n)
+    converging = next((callback for callback in callbacks if isinstance(callback, Convergence)), None)
+    if epochs is None and converging is None:
+        callbacks = [converging := Convergence(), *callbacks]
+    objective = _objective(model, batches, n, converges=converging is not None)
     _check_optimiser(objective, optimiser, scheduler)
     if device is not None:
         objective.to(device)
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
-    converging = next((callback for callback in callbacks if isinstance(callback, Convergence)), None)
-    if epochs is None and converging is None:
-        callbacks = [converging := Convergence(), *callbacks]
     measure = partial(_measure, objective, validation, place) if isinstance(validation, Iterable) else validation
     weighs_minibatches = isinstance(objective, FreeEnergy) and objective.weighs_minibatches
     steps = None
@@ -233,10 +236,10 @@ def fit(
         trained = objective.param_groups() if isinstance(objective, FreeEnergy) else objective.parameters()
         optimiser = Adam(trained, *_rate_and_betas(objective, converging), fused=True)
     run = Run(objective, optimiser, scheduler, epochs or math.inf, steps, callbacks, seed, accumulate)
-    if scheduler is None and converging is not None:
-        run.scheduler = scheduler = LambdaLR(optimiser, converging.rate)
-    elif scheduler is None and own:
-        run.scheduler = scheduler = LambdaLR(optimiser, partial(_rate, run))
+    falls = scheduler is None and (own or converging is not None)
+    if falls:
+        rate = partial(_rate, run) if converging is None else converging.rate
+        run.scheduler = scheduler = LambdaLR(optimiser, rate)
     backward: Callable[[Tensor], None] = Tensor.backward
     if isinstance(optimiser, Adam) and clip is None and accumulate == 1:
         backward = optimiser.backward
@@ -250,7 +253,9 @@ def fit(
             callback.restore(run)
         for callback in callbacks:
             callback.on_start(run)
-        forward: Any = DistributedDataParallel(objective) if run.ranks > 1 else objective
+        forward: Any = objective
+        if run.ranks > 1:
+            forward = DistributedDataParallel(objective, find_unused_parameters=_has_unused_parameters(model))
         # Another thread that saves the model, or copies it, does so before a step or after it.
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
@@ -299,6 +304,9 @@ def fit(
             for callback in callbacks:
                 callback.on_epoch(run)
         run.complete = not run.interrupted
+    if falls:  # so that a given optimiser can go on
+        for settings in optimiser.param_groups:
+            settings["lr"] = settings["initial_lr"]
     return run.history
 
 
@@ -330,7 +338,7 @@ def _is_iterable(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
-def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Module:
+def _objective(model: object, batches: Iterable[Any], n: int | None, converges: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise invalid("model", "fit", "a Bayesian, or a module whose call gives a cost", model)
     if not model.training:
@@ -363,10 +371,21 @@ def _objective(model: object, batches: Iterable[Any], n: int | None) -> nn.Modul
         if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // ranks):
             constraint = "given where a sampler decides which examples belong to the training set"
             raise invalid("n", "fit", constraint, None)
+    draws = _draws(model, converges)
     try:
-        return FreeEnergy(model, n, complexity="closed")  # which has less noise, where all priors have a closed form
+        return FreeEnergy(model, n, draws=draws, complexity="closed")  # with less noise, where there is a closed form
     except ValueError:
-        return FreeEnergy(model, n)
+        return FreeEnergy(model, n, draws=draws)
+
+
+def _draws(model: Bayesian, converges: bool) -> int:
+    """The draws of a step: one, but of weights that vary together, and so are the same for all examples, several.
+
+    They are so many only in a run that is to converge, and of a mixture in any as many from each component.
+    """
+    least = _DRAWS_TOGETHER if converges and model.families else 1
+    components = math.lcm(*(family.components for _, family in model.families if isinstance(family, Mixture)))
+    return components * math.ceil(least / components)
 
 
 def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
@@ -380,6 +399,11 @@ def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, schedule
             raise invalid("optimiser", "fit", "given where a scheduler is, which moves the rates of its own", None)
     elif set(objective.parameters()).isdisjoint(p for group in optimiser.param_groups for p in group["params"]):
         raise invalid("optimiser", "fit", "one of the model's parameters", Described("one of none of them"))
+
+
+def _has_unused_parameters(model: nn.Module) -> bool:
+    """Whether there are families that only start at mu and rho."""
+    return isinstance(model, Bayesian) and not all(family.about_mu for _, family in model.families)
 
 
 def _rate_and_betas(objective: nn.Module, converging: Convergence | None) -> tuple[float, tuple[float, float]]:

@@ -183,7 +183,7 @@ def test_the_command_under_torchrun(ranks: Path) -> None:
 
 def test_ranks_share_each_minibatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objectives = [Recorder(), Recorder()]
-    monkeypatch.setattr(training, "DistributedDataParallel", lambda module: module)
+    monkeypatch.setattr(training, "DistributedDataParallel", lambda module, **_: module)
     for rank, objective in enumerate(objectives):
         for module in (training, _runs):
             monkeypatch.setattr(module, "rank_of_ranks", lambda rank=rank: (rank, 2))

@@ -1,6 +1,7 @@
 """Families of posteriors: densities, draws, and that a full covariance is exact where the truth is Gaussian."""
 
 import copy
+import math
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,10 @@ def exact(made: Bayesian) -> MultivariateNormal:
         torch.cat([getattr(q, name).detach().flatten() for q in made.posterior.values()])
         for name in ("random", "mu", "sigma")
     )
-    joint = made.joint[0].detach()[random]
+    joint = sigma[random, None] * made.joint[0].detach()[random]
     if isinstance(made.families[0][1], LowRank):
         return MultivariateNormal(mean[random], torch.diag(sigma[random] ** 2) + joint @ joint.mT)
-    root = torch.diag(sigma[random]) + joint[:, random].tril(-1)
+    root = torch.diag(sigma[random]) + joint[:, random].tril(-1) / math.sqrt(len(sigma))
     return MultivariateNormal(mean[random], root @ root.mT)
 
 
@@ -138,7 +139,7 @@ def test_full_covariance_is_exact_in_linear_regression(regression):
         for q, mean, sigma in places:
             q.mu.copy_(mean.view_as(q.mu))
             q.rho.copy_(torch.log(torch.expm1(sigma)).view_as(q.rho))
-        made.joint[0].copy_(root)
+        made.joint[0].copy_(root / root.diagonal()[:, None] * math.sqrt(4))
     # log q(w) - log P(w) - log P(D|w) is the same at every draw: minus the logarithm of the evidence.
     for step in range(1, 6):
         torch.testing.assert_close(30 * FreeEnergy(made, n=30)(x, y, step=step).detach(), -log_evidence)
@@ -150,7 +151,7 @@ def test_training_finds_the_full_covariance(regression):
     with torch.no_grad():
         linear.weight[:], linear.bias[:] = posterior.mean[:3], posterior.mean[3]
     made = Bayesian(linear, Gaussian(0.5), Normal(1.0), sigma=0.1, family=FullCovariance(), seed=0)
-    objective, steps = FreeEnergy(made, n=30, complexity="closed", draws=4), 500
+    objective, steps = FreeEnergy(made, n=30, complexity="closed", draws=4), 1000
     optimiser = torch.optim.Adam(made.parameters(), 0.03)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / steps)
     for _ in range(steps):

@@ -89,7 +89,7 @@ def test_batches_share_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps"), [({"convergence": {"first": 40, "most": 90}}, 135), ({"epochs": 90}, 90), ({"epochs": 3}, 3)]
+    ("settings", "steps"), [({"convergence": {"first": 40, "most": 90}}, 90), ({"epochs": 90}, 90), ({"epochs": 3}, 3)]
 )
 def test_a_run_that_has_not_converged_says_so(settings: dict[str, Any], steps: int) -> None:
     with pytest.warns(ConvergenceWarning, match=f"still falling.* ended after {steps} steps: it has not converged"):
@@ -105,6 +105,34 @@ def test_a_scheduler_of_the_users_own_decides_the_rate() -> None:
     history = fit(objective, BATCHES, optimiser=optimiser, scheduler=scheduler, callbacks=[Convergence(40), rates])
     assert rates.rates == [0.25] * 60
     assert len(history) == 60
+
+
+def test_each_run_is_tested_anew_and_gives_the_rate_back() -> None:
+    convergence, objective = Convergence(40), Costs([1.0] * 60 + [1000.0 - each for each in range(300)])
+    optimiser = torch.optim.SGD(objective.parameters(), lr=1.0)
+    assert len(fit(objective, BATCHES, optimiser=optimiser, callbacks=[convergence])) == 60
+    assert optimiser.param_groups[0]["lr"] == 1.0
+    with pytest.warns(ConvergenceWarning, match="after 90 steps"):
+        assert len(fit(objective, BATCHES, optimiser=optimiser, epochs=90, callbacks=[convergence])) == 90
+
+
+def test_a_run_that_another_callback_stops_is_not_judged() -> None:
+    class Stop(Callback):
+        def on_epoch(self, run: Run) -> None:
+            if run.epoch == 20:
+                run.stop()
+
+    objective = Costs([1000.0 - each for each in range(300)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(fit(objective, BATCHES, callbacks=[Convergence(40), Stop()])) == 20
+
+
+def test_what_an_objective_calls_n_is_its_own_affair() -> None:
+    objective = Costs([1000.0 - 0.1 * each for each in range(300)])
+    objective.n = objective.warmup = 2
+    with pytest.warns(ConvergenceWarning):
+        fit(objective, BATCHES, callbacks=[Convergence(40, most=90)])
 
 
 def points() -> tuple[Tensor, Tensor]:
@@ -127,7 +155,7 @@ class Kill(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", [35, 85, 125])
+@pytest.mark.parametrize("step", [35, 85, 115])
 def test_it_goes_on_after_a_kill_as_if_nothing_had_been(step: int, tmp_path: Path) -> None:
     """Before the first test, after it, and while the rate falls."""
     whole, again = small(), small()

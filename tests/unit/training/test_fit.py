@@ -102,6 +102,24 @@ def test_it_chooses_the_same_estimator_when_all_was_done_before(tmp_path: Path) 
         assert [entry.estimator for entry in model.plan] == ["local", "local"]
 
 
+@pytest.mark.parametrize(
+    ("family", "given", "converging"),
+    [(bbb.Diagonal(), 1, 1), (bbb.LowRank(1), 1, 8), (bbb.FullCovariance(), 1, 8), (bbb.Mixture(3), 3, 9)],
+    ids=lambda value: str(value),
+)
+def test_it_draws_as_often_as_the_family_needs(family: Any, given: int, converging: int) -> None:
+    drawn = []
+
+    class Look(Callback):
+        def on_start(self, run: Run) -> None:
+            drawn.append(run.objective.draws)
+            run.stop()
+
+    for epochs in (1, None):
+        fit(bayesian(family=family), Batches(*points(), 10), epochs=epochs, callbacks=[Look()])
+    assert drawn == [given, converging]
+
+
 def test_it_chooses_the_estimator_unless_one_was_given() -> None:
     x, y = points()
     for options, inputs, expected in (
