@@ -551,7 +551,7 @@ TABLE: dict[str, Entry] = {
             **{"model": small_model(), "data": (X, Y), "draws": 2, "iterations": 8, "leapfrogs": 1, **given}
         ),
         model=MODEL,
-        data=DATA,
+        data=DATA | "loader",
         draws=COUNT,
         iterations=COUNT,
         leapfrogs=COUNT,
@@ -776,20 +776,20 @@ TABLE: dict[str, Entry] = {
         draws=COUNT,
         random_state=WHOLE | "None",
         verbose=FLAG | WHOLE,
-        class_weight=ANY,
+        class_weight=Kind(("None", "{}", "{1: 2}")),  # of classes that there are not, as in scikit-learn
     ),
     "BayesianMLPRegressor": entry(fitting(BayesianMLPRegressor), noise=POSITIVE),
     "BayesianMLPClassifier.fit": entry(
         lambda **given: BayesianMLPClassifier(max_iter=1).fit(**{**SAMPLE, **given}),
         X=ARRAYS,
         y=DATA | "ints [8]",
-        sample_weight=DATA | "None" | POSITIVE,
+        sample_weight=DATA | "None" | POSITIVE | "True" | "Decimal" | "ints [8]",
     ),
     "BayesianMLPRegressor.fit": entry(
         lambda **given: BayesianMLPRegressor(max_iter=1).fit(**{**SAMPLE, **given}),
         X=ARRAYS,
         y=ARRAYS | "ints [8]",
-        sample_weight=DATA | "None" | POSITIVE,
+        sample_weight=DATA | "None" | POSITIVE | "True" | "Decimal" | "ints [8]",
     ),
     "BayesianMLPClassifier.partial_fit": entry(
         lambda **given: BayesianMLPClassifier().partial_fit(**{**SAMPLE, "classes": [0, 1, 2], **given}),

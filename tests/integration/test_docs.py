@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner
@@ -45,6 +46,24 @@ def test_the_recipe_says_what_was_measured_of_the_defaults() -> None:
     found = defaults.verdicts(truth.entries(ROOT / "results" / "truth" / "defaults.json"))
     measured = re.findall(r"on (\d of 8 tasks)", found)
     assert measured == re.findall(r"on (\d of 8 tasks)", (ROOT / "docs" / "choosing.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("method", "figure", "digits"),
+    [
+        ("conditional", "F", 1),
+        ("diagonal", "F", 1),
+        ("conditional", "sd gap", 3),
+        ("diagonal", "sd gap", 3),
+        ("conditional", "mean out", 3),
+        ("refine (MCMC)", "mean out", 3),
+    ],
+)
+def test_the_recipe_says_what_was_measured_of_families(method: str, figure: str, digits: int) -> None:
+    rows = truth.entries(ROOT / "results" / "truth" / "nuts.json").values()
+    figures = [row["figures"][figure] for row in rows if (row["task"], row["method"]) == ("regression", method)]
+    shown = f"{fmean(figures):.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    assert re.search(rf" {shown} ", (ROOT / "docs" / "choosing.md").read_text()), shown
 
 
 def examples(path: Path) -> list[str]:

@@ -152,9 +152,14 @@ class BayesianMLP(Kept, ABC):
         """The rows that count, and how much; None where each counts once."""
         weights = None
         if given is not None:
-            weights = _check_sample_weight(given, x, dtype=x.dtype)
-            if (weights < 0).any() or not (weights > 0).any():
-                raise invalid("sample_weight", f"{self._name}.fit", "not negative, and not 0 for all rows", given)
+            constraint = "a number, or one for each row; finite, not negative, and not 0 for all rows"
+            try:
+                weights = _check_sample_weight(given, x, dtype=x.dtype)
+            except (OverflowError, TypeError, ValueError) as error:
+                got = Described(f"what is not so ({error})")
+                raise invalid("sample_weight", f"{self._name}.fit", constraint, got) from error
+            if (weights < 0).any() or not (weights > 0).any() or not np.isfinite(weights).all():
+                raise invalid("sample_weight", f"{self._name}.fit", constraint, given)
         of_targets = self._target_weights(y)
         if of_targets is not None:
             weights = of_targets.astype(x.dtype) if weights is None else weights * of_targets.astype(x.dtype)
@@ -284,9 +289,12 @@ class BayesianMLP(Kept, ABC):
         check_type(self._name, Prior | None, "None or a Prior, such as Normal(1.0)", prior=self.prior)
         if not isinstance(self.verbose, bool | np.bool_):
             check_count(self._name, least=0, verbose=self.verbose)
-        random = self.random_state
+        self._check_random_state(self._name, self.random_state)
+
+    @staticmethod
+    def _check_random_state(owner: str, random: Any) -> None:
         if not isinstance(random, np.random.RandomState | None):
-            check_count(self._name, least=0, below=2**32, random_state=random)
+            check_count(owner, least=0, below=2**32, random_state=random)
 
     def _sizes(self) -> list[int]:
         """The units of each hidden layer."""

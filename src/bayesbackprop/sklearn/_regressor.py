@@ -101,6 +101,7 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
             random_state: None, an int or a ``numpy.random.RandomState``.
         """
         count = check_count(f"{self._name}.sample_y", n_samples=n_samples)["n_samples"]
+        self._check_random_state(f"{self._name}.sample_y", random_state)
         prediction = self.predictive(X)
         seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
         drawn = prediction.sample(count, torch.Generator().manual_seed(seed))

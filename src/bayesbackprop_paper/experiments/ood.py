@@ -29,7 +29,7 @@ TASK = "MNIST to Fashion-MNIST"
 # Plain networks of an ensemble.
 _MEMBERS = 5
 
-# The temperature, and the prior of both of ours. What a pixel that is always black would do is not in the data: the
+# The temperature, and the prior. What a pixel that is always black would do is not in the data: the
 # weights of such pixels keep the prior, and as it is wide, drawn networks disagree where such a pixel is not black.
 _TEMPERATURE = 0.03
 _PRIOR = {"0.weight": Normal(1.0), "*.weight": Normal(0.2), "*.bias": Normal(1.0)}
@@ -40,8 +40,7 @@ class Size(NamedTuple):
 
     plain: int = 10
     dropout: int = 40
-    ours: int = 30
-    from_dropout: int = 8
+    ours: int = 8
     batch_size: int = 128
     draws: int = 100
 
@@ -106,25 +105,21 @@ def dropout(seed: int, size: Size) -> Predictor:
     return Outputs(outputs)
 
 
-def ours(seed: int, size: Size) -> Predictor:
-    """Bayes by Backprop from random weights."""
-    return _bayesian(network(Config("sgd", seed=seed)), seed, size, size.ours, 1e-3, 3.0)
-
-
 def ours_from_dropout(seed: int, size: Size) -> Predictor:
-    """Bayes by Backprop from the weights of dropout, with a small rate for the means and a large one for rho."""
+    """Bayes by Backprop from the weights of dropout."""
     start, net = _dropout_net(seed, size), network(Config("sgd", seed=seed))
     with torch.no_grad():
         for own, theirs in zip(net.parameters(), start.parameters(), strict=True):
             own.copy_(theirs)
-    return _bayesian(net, seed, size, size.from_dropout, 2e-4, 25.0)
+    return bayesian(net, seed, size)
 
 
-def _bayesian(net: nn.Module, seed: int, size: Size, epochs: int, lr: float, rho_rate: float) -> Predictor:
+def bayesian(net: nn.Module, seed: int, size: Size) -> Bayesian:
+    """A posterior around the weights of ``net``; rho has 25 times the rate of the means."""
     images = data.mnist().train
     model = Bayesian(net, Categorical(), _PRIOR, sigma=0.02, seed=seed)
     objective = FreeEnergy(model, len(images.labels), complexity="closed", temperature=_TEMPERATURE)
-    _train(objective, images, epochs, size, seed, lr, rho_rate)
+    _train(objective, images, size.ours, size, seed, 2e-4, 25.0)
     return model
 
 
@@ -134,7 +129,6 @@ METHODS: dict[str, Callable[[int, Size], Predictor]] = {
     "MC dropout": mc_dropout,
     "ours, from dropout": ours_from_dropout,
     "ensemble of 5": ensemble,
-    "ours": ours,
 }
 
 

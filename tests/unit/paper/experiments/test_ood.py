@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import digits
-from bayesbackprop import Bayesian, evaluate
+from bayesbackprop import evaluate
 from bayesbackprop.verdict import ClassScores
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Images, Split
@@ -14,7 +14,8 @@ from bayesbackprop_paper.experiments.truth import Run
 
 pytestmark = pytest.mark.identities
 
-SIZE = ood.Size(plain=2, dropout=2, ours=2, from_dropout=2, batch_size=32, draws=3)
+SIZE = ood.Size(plain=2, dropout=2, ours=2, batch_size=32, draws=3)
+OURS = "ours, from dropout"
 
 
 def clothes() -> Images:
@@ -33,7 +34,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ood.METHODS)
 def test_every_method_is_judged_alike_and_by_its_seed(method: str) -> None:
     figures = ood.measure(Run(ood.TASK, method, 0), SIZE)
-    assert figures.keys() == ood.measure(Run(ood.TASK, "ours", 1), SIZE).keys()
+    assert figures.keys() == ood.measure(Run(ood.TASK, OURS, 1), SIZE).keys()
     ood._dropout_net.cache_clear()
     assert ood.measure(Run(ood.TASK, method, 0), SIZE) == figures
     ood._dropout_net.cache_clear()
@@ -41,9 +42,9 @@ def test_every_method_is_judged_alike_and_by_its_seed(method: str) -> None:
 
 
 def test_the_figures_are_those_of_the_verdict() -> None:
-    figures = ood.measure(Run(ood.TASK, "ours", 0), SIZE)
+    figures = ood.measure(Run(ood.TASK, OURS, 0), SIZE)
     outside = clothes().test.images
-    found = evaluate(ood.ours(0, SIZE), digits.images().test, outside=outside, draws=SIZE.draws, seed=0)
+    found = evaluate(ood.ours_from_dropout(0, SIZE), digits.images().test, outside=outside, draws=SIZE.draws, seed=0)
     assert isinstance(found.scores, ClassScores)
     assert figures["error %"] == pytest.approx(100 * (1 - found.scores.accuracy))
     assert figures["ECE %"] == 100 * found.scores.ece
@@ -75,8 +76,7 @@ def test_weights_of_pixels_that_are_always_black_keep_the_prior(monkeypatch: pyt
     for part in images:
         part.images[:, :100] = 0
     monkeypatch.setattr(data, "mnist", lambda: images)
-    model = ood._bayesian(network(Config("sgd", units=8)), 0, SIZE, 400, 2e-4, 25.0)
-    assert isinstance(model, Bayesian)
+    model = ood.bayesian(network(Config("sgd", units=8)), 0, SIZE._replace(ours=400))
     sigma = torch.nn.functional.softplus(model.rho.get_parameter("0.weight"))
     black = sigma[:, :100].median().item()
     assert black == pytest.approx(1.0, rel=0.1)
