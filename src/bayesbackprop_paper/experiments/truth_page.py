@@ -49,7 +49,7 @@ SECTIONS: Mapping[str, Section] = {
         "standard deviation on the data, in the gap and outside, and of the probability of a class (TV) near the data "
         "and far from them. 0 would be exact. F is the free energy in nats. The methods are described in "
         "[families](decisions/families.md), also why the R-hat of refine, which is of single chains, is so high. IVON "
-        "converged on the regression with none of the six settings that were tried.",
+        "converged on the regression with none of the settings that were tried.",
     ),
     "defaults": Section(
         "All defaults beside plain training",
