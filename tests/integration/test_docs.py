@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner
 
 from bayesbackprop._cli import app
-from bayesbackprop_paper.experiments import page
+from bayesbackprop_paper.experiments import defaults, page, truth, truth_page
 from repository import ROOT
 
 pytestmark = pytest.mark.identities
@@ -32,6 +33,37 @@ def test_the_benchmarks_page_is_what_was_measured(tmp_path: Path) -> None:
     assert out.read_text() == (ROOT / "docs" / "benchmarks.md").read_text(), "run bbb bench report"
     pictures = {path.name for path in (tmp_path / "benchmarks").iterdir()}
     assert pictures == {path.name for path in (ROOT / "docs" / "benchmarks").iterdir()}
+
+
+def test_the_page_of_truth_is_what_was_measured(tmp_path: Path) -> None:
+    written = truth_page.write(ROOT / "results" / "truth", tmp_path)
+    assert written.read_text() == (ROOT / "docs" / "truth.md").read_text(), "run bbb truth page"
+    for picture in (tmp_path / "truth").iterdir():
+        assert picture.read_bytes() == (ROOT / "docs" / "truth" / picture.name).read_bytes()
+
+
+def test_the_recipe_says_what_was_measured_of_the_defaults() -> None:
+    found = defaults.verdicts(truth.entries(ROOT / "results" / "truth" / "defaults.json"))
+    measured = re.findall(r"on (\d of 8 tasks)", found)
+    assert measured == re.findall(r"on (\d of 8 tasks)", (ROOT / "docs" / "choosing.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("method", "figure", "digits"),
+    [
+        ("conditional", "F", 1),
+        ("diagonal", "F", 1),
+        ("conditional", "sd gap", 3),
+        ("diagonal", "sd gap", 3),
+        ("conditional", "mean out", 3),
+        ("refine (MCMC)", "mean out", 3),
+    ],
+)
+def test_the_recipe_says_what_was_measured_of_families(method: str, figure: str, digits: int) -> None:
+    rows = truth.entries(ROOT / "results" / "truth" / "nuts.json").values()
+    figures = [row["figures"][figure] for row in rows if (row["task"], row["method"]) == ("regression", method)]
+    shown = f"{fmean(figures):.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    assert re.search(rf" {shown} ", (ROOT / "docs" / "choosing.md").read_text()), shown
 
 
 def examples(path: Path) -> list[str]:

@@ -1,0 +1,89 @@
+"""The notebooks of docs run from top to bottom, and what their text says is so."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import nbformat
+import pytest
+
+from repository import ROOT
+
+FOLDER = ROOT / "docs" / "notebooks"
+
+# What the text of each claims, checked where its cells have run.
+CLAIMS = {
+    "classification": """
+assert verdict.scores.accuracy > 0.95 and verdict.scores.ece < 0.05
+assert min(each["entropy"].auroc for each in verdict.outside.values()) > 0.9
+assert verdict.scores.error_at_95 < 1 - verdict.scores.accuracy
+assert "nearly the same for all weights" in model.report((x[train], y[train]))
+""",
+    "regression": """
+apart, joint = verdicts.values()
+assert joint.outside["gap"]["epistemic"].auroc > 0.95 > 0.9 > apart.outside["gap"]["epistemic"].auroc
+assert min(each.outside["outside"]["epistemic"].auroc for each in verdicts.values()) > 0.9
+assert all(0.85 < each.scores.coverage_90 < 0.98 for each in verdicts.values())
+""",
+    "counts": """
+few, right = verdicts.values()
+assert few.scores.coverage_90 < 0.8 and 0.88 < right.scores.coverage_90 < 0.98
+assert right.scores.nll < few.scores.nll - 0.2
+assert abs(negative_binomial.likelihood.log_dispersion.exp().item() - 0.2) < 0.1
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def notebooks() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "notebooks.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_every_notebook_is_tested_and_on_the_site() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == CLAIMS.keys()
+    assert set(re.findall(r"notebooks/(\w+)\.md", (ROOT / "mkdocs.yml").read_text())) == CLAIMS.keys()
+
+
+# The kernel is a process of its own, whose sockets jupyter_client may leave to the garbage collector.
+@pytest.mark.learning
+@pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning")
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_notebook_runs_and_says_what_is_so(notebooks: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    notebooks.run(FOLDER / f"{name}.ipynb", CLAIMS[name])
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_notebook_was_kept_as_it_ran(notebooks: ModuleType, name: str) -> None:
+    """Whole, in order, and without complaints: what the site shows."""
+    cells = [cell for cell in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert not [output for cell in cells for output in cell.outputs if output.get("name") == "stderr"]
+    text, pictures = notebooks.page(FOLDER / f"{name}.ipynb")
+    assert len(pictures) >= 2
+    assert all(content.startswith(b"\x89PNG") and f"]({file})" in text for file, content in pictures.items())
+    assert "<Figure size" not in text  # a picture that was not shown
+
+
+@pytest.mark.identities
+def test_a_page_has_all_that_a_notebook_shows(notebooks: ModuleType, tmp_path: Path) -> None:
+    new = nbformat.v4
+    code = new.new_code_cell("1 + 1", execution_count=1)
+    code.outputs = [
+        new.new_output("stream", text="said\n"),
+        new.new_output("execute_result", {"text/plain": "2", "text/html": "<b>2</b>"}),
+        new.new_output("display_data", {"text/plain": "<Figure>", "image/png": "aGVsbG8="}),
+    ]
+    nbformat.write(new.new_notebook(cells=[new.new_markdown_cell("# Title\n\ntext"), code]), tmp_path / "x.ipynb")
+    text, pictures = notebooks.page(tmp_path / "x.ipynb")
+    assert pictures == {"x-1.png": b"hello"}
+    parts = ["# Title\n\ntext", "```py\n1 + 1\n```", "```text\nsaid\n```", "<b>2</b>", "![Title](x-1.png)"]
+    assert text == "\n\n".join([*parts, "[This notebook](x.ipynb)"]) + "\n"
