@@ -43,6 +43,7 @@ from bayesbackprop._ranks import distributed, ending_together, over_ranks, rank_
 from bayesbackprop._runs import Callback, Record, Run
 from bayesbackprop._signals import TerminatedError, interrupt_deferred, terminate
 from bayesbackprop.convergence import Convergence, falling
+from bayesbackprop.families import Mixture
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.optim import Adam
