@@ -27,6 +27,7 @@ from bayesbackprop._errors import (
     tensors_of,
 )
 from bayesbackprop.complexity import prior_cost
+from bayesbackprop.families import LowRank
 from bayesbackprop.posterior import WeightPosterior
 from bayesbackprop.prediction import ClassPredictive, Predictive, ValuePredictive
 from bayesbackprop.priors import Prior
@@ -46,10 +47,10 @@ __all__ = [
     "spread",
 ]
 
-# The widths s of the trivial posteriors N(centre, s^2), and the draws to judge each by: they differ by far more than
-# the noise of a few draws.
+# The widths s of the trivial posteriors N(centre, s^2), and the draws to judge each by: most differ by far more than
+# the noise of a few draws. Where more are asked for, it is one of so many.
 _WIDTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
-_TRIVIAL_DRAWS = 3
+_TRIVIAL_DRAWS, _FOR_EACH_TRIVIAL = 3, 25
 # Draws for the tail of the importance weights to have a shape: the fit is then to 5 of them.
 _FEWEST = 25
 # Below this ratio of the 95 % to the 5 % quantile, sigma is still what it was initialised with, give or take.
@@ -93,6 +94,7 @@ class Diagnosis:
         trivial: That of posteriors which have learnt nothing, by name.
         spread: Of sigma.
         k_hat: The shape of the tail of the importance weights p(D, w) / q(w).
+        has_own_sigma: Whether the sigma of each weight is a parameter of its own, as in ``Diagonal`` and ``LowRank``.
     """
 
     examples: int
@@ -101,9 +103,11 @@ class Diagnosis:
     trivial: Mapping[str, Estimate]
     spread: Spread
     k_hat: float
+    has_own_sigma: bool = True
 
     def __str__(self) -> str:
-        return "\n".join([*self._free_energy(), *say_spread(self.spread), *self._k_hat()])
+        said = say_spread(self.spread, has_own_sigma=self.has_own_sigma, is_learnt=not self.is_worse_than_trivial)
+        return "\n".join([*self._free_energy(), *said, *self._k_hat()])
 
     @property
     def best_trivial(self) -> str | None:
@@ -113,11 +117,16 @@ class Diagnosis:
     @property
     def is_worse_than_trivial(self) -> bool:
         """Whether a posterior that has learnt nothing has a clearly lower free energy."""
+        excess, error = self._excess()
+        return excess > _CLEARLY * error
+
+    def _excess(self) -> Estimate:
+        """The free energy less that of the best trivial posterior."""
         if self.best_trivial is None:
-            return False
+            return Estimate(-math.inf, 0.0)
         best = self.trivial[self.best_trivial]
         error = math.hypot(self.free_energy.standard_error, best.standard_error)
-        return self.free_energy.mean - best.mean > _CLEARLY * error
+        return Estimate(self.free_energy.mean - best.mean, error)
 
     def _free_energy(self) -> Iterable[str]:
         mean, error = (value / self.examples for value in self.free_energy)
@@ -128,16 +137,24 @@ class Diagnosis:
         name = self.best_trivial
         if name is None:
             return
-        trivial = self.trivial[name].mean / self.examples
+        mean, error = (value / self.examples for value in self.trivial[name])
+        trivial = f"{mean:.4g} ± {error:.2g}"
+        excess, error = (value / self.examples for value in self._excess())
         if self.is_worse_than_trivial:
+            wider = "choose a wider initial sigma or a prior" if self.has_own_sigma else "choose a prior"
             yield (
-                f"  WARNING: a posterior that has learnt nothing, {name}, has {trivial:.4g}. The weights cost more "
-                "than they explain: train longer, choose a wider initial sigma or a prior that fits the weights, or "
-                "use a smaller network. Trained at a lower temperature a model may predict well all the same, but its "
-                "uncertainty is not that of a posterior."
+                f"  WARNING: a posterior that has learnt nothing, {name}, has {trivial}. The weights cost more than "
+                f"they explain: train longer, {wider} that fits the weights, or use a smaller network. Trained "
+                "at a lower temperature a model may predict well all the same, but its uncertainty is not "
+                "that of a posterior."
             )
+        elif excess < -_CLEARLY * error:
+            yield f"  the best posterior that has learnt nothing, {name}, has {trivial}."
         else:
-            yield f"  the best posterior that has learnt nothing, {name}, has {trivial:.4g}."
+            yield (
+                f"  the best posterior that has learnt nothing, {name}, has {trivial}. Which is lower these draws "
+                f"cannot tell: the difference is {excess:.2g} ± {error:.2g}. Give more draws."
+            )
 
     def _k_hat(self) -> Iterable[str]:
         shown = f"{self.k_hat:.2f}" if self.k_hat < 100 else "above 100"
@@ -160,7 +177,8 @@ def diagnose(model: "Bayesian", data: Data, *, draws: int = 100, seed: int | Non
         model: The model; it is not changed.
         data: The whole training set: a pair of tensors, a ``Dataset``, or an iterable of batches, with weights if it
             was trained with them. The network sees each batch once for every draw.
-        draws: Draws of the posterior; at least 25, for the tail of the importance weights.
+        draws: Draws of the posterior; at least 25, for the tail of the importance weights. Each trivial posterior has
+            one draw for 25 of them, and no fewer than 3.
         seed: Of the draws; None for the model's own.
 
     Examples:
@@ -182,7 +200,8 @@ def diagnosis_of(model: "Bayesian", data: Data, draws: int, seed: int | None, ow
     if seed is not None:
         check_seed(owner, seed=seed)
     sets = {"": _own(model, seed), **_trivial(model, seed)}
-    counts = {name: draws if not name else _TRIVIAL_DRAWS for name in sets}
+    few = max(_TRIVIAL_DRAWS, draws // _FOR_EACH_TRIVIAL)
+    counts = {name: few if name else draws for name in sets}
     minus_log_weights = {name: torch.zeros(count, dtype=torch.float64) for name, count in counts.items()}
     slots = Slots(model.net, list(model.posterior))
     device = next(model.parameters()).device
@@ -202,7 +221,8 @@ def diagnosis_of(model: "Bayesian", data: Data, draws: int, seed: int | None, ow
                         minus_log_weights[name][index] += complexity
     own = minus_log_weights.pop("")
     estimates = {name: _estimate(values) for name, values in minus_log_weights.items()}
-    return Diagnosis(examples, draws, _estimate(own), estimates, spread(model), pareto_k(-own))
+    has_own_sigma = all(isinstance(family, LowRank) for _, family in model.families)
+    return Diagnosis(examples, draws, _estimate(own), estimates, spread(model), pareto_k(-own), has_own_sigma)
 
 
 # The weights of a draw, in the order of the model's Bayesian parameters, and log q(w) - log P(w).
@@ -277,20 +297,26 @@ def spread(model: "Bayesian") -> Spread:
     return Spread(low, median, high, float((snr < _LOW_SNR).double().mean()))
 
 
-def say_spread(found: Spread) -> Iterable[str]:
-    """The spread of sigma in words, and what to do about it."""
+def say_spread(found: Spread, *, has_own_sigma: bool = True, is_learnt: bool = True) -> Iterable[str]:
+    """The spread of sigma in words, and what to do about it.
+
+    Where a sigma is not a parameter of its own, its spread does not tell what it was initialised with; where nothing
+    has been learnt, it does not tell that there is something to learn.
+    """
     yield (
         f"sigma: median {found.median:.3g}, 5-95 % {found.low:.3g}-{found.high:.3g}; "
         f"{found.low_snr:.0%} of the weights have |mu| / sigma below {_LOW_SNR:g}"
     )
     if found.high < _UNMOVED * found.low:
+        if not has_own_sigma:
+            return
         yield (
             "  nearly the same for all weights, as when it was initialised: the uncertainty is mostly the initial "
             "sigma. Train longer, or give rho a higher rate: model.param_groups(lr, rho_lr=10 * lr)."
         )
     elif found.low_snr > 0.5:
         yield "  most weights say nothing: prune() would remove them, and a narrower network might do as well."
-    else:
+    elif is_learnt:
         yield "  it differs between weights: the data have had their say."
 
 

@@ -456,8 +456,13 @@ class JointPredictive(Predictive):
 
 
 @contextmanager
-def predicting(owner: str, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-    """Within it ``net`` is evaluated. Refuses outputs that cannot be stacked, and tensors that it leaves on itself."""
+def predicting(
+    owner: str, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_memory: bool = True
+) -> Iterator[None]:
+    """Within it ``net`` is evaluated. Refuses outputs that cannot be stacked, and tensors that it leaves on itself.
+
+    ``has_memory`` says whether ``owner`` takes ``memory``, which then is the way out.
+    """
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in net.modules()]
     with evaluating(net):
         try:
@@ -468,7 +473,8 @@ def predicting(owner: str, net: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         finally:
             kept = [name for module, *places in before for name in _put_back(module, *places)]
     if kept:
-        constraint = "a network that keeps no tensor of parallel draws (give memory=1 to run one after the other)"
+        constraint = "a network that keeps no tensor of parallel draws"
+        constraint += " (give memory=1 to run one after the other)" if has_memory else ""
         raise invalid("net", owner, constraint, Described(f"one that keeps {kept}"))
 
 
@@ -532,6 +538,9 @@ class Ensemble:
         self.weights = dict(weights)
         self._slots = Slots(self.net, list(self.weights))
         self.draws = len(next(iter(self.weights.values())))
+
+    def __repr__(self) -> str:
+        return f"Ensemble(draws={self.draws}, likelihood={self.likelihood!r})"
 
     def __call__(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Any:
         """The outputs of all the draws, stacked along a new first dimension."""

@@ -21,19 +21,20 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop._batches import Data, arguments, labelled
-from bayesbackprop._engine import Slots, call_with, evaluating
+from bayesbackprop._engine import Slots, call_with
 from bayesbackprop._errors import Described, check_count, check_flag, check_seed, check_type, invalid
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
-from bayesbackprop.prediction import Ensemble
+from bayesbackprop.prediction import Ensemble, predicting
 from bayesbackprop.priors import Prior
 
 __all__ = ["Refined", "refine", "split_r_hat"]
 
 # Above this, chains that have been everywhere would hardly differ so much (Gelman et al. use 1.1, for a few long ones).
 _CONVERGED = 1.1
-# The share of proposals to be taken, at which trajectories are about as long as they can be at their cost.
-_ACCEPTED = 0.8
+# The share of proposals to be taken, at which trajectories are about as long as they can be at their cost; and that
+# below which chains stay where they are, so that they have nothing to agree about.
+_ACCEPTED, _STUCK = 0.8, 0.01
 # The step to begin with, and how often it may be doubled or halved.
 _FIRST_STEP, _DOUBLINGS = 0.02, 20
 # By how much a step of each trajectory may be longer or shorter, so that none closes upon itself.
@@ -56,10 +57,16 @@ class Refined(Ensemble):
         super().__init__(net, likelihood, weights)
         self.acceptance, self.r_hat = acceptance, r_hat
 
+    def __repr__(self) -> str:
+        return (
+            f"Refined(draws={self.draws}, acceptance={self.acceptance:.2f}, r_hat={self.r_hat:.2f}, "
+            f"likelihood={self.likelihood!r})"
+        )
+
     @property
     def has_converged(self) -> bool:
-        """Whether the chains can no longer be told apart: R-hat is below 1.1."""
-        return self.r_hat < _CONVERGED
+        """Whether the chains move and can no longer be told apart: R-hat is below 1.1, acceptance at least 1 %."""
+        return self.acceptance >= _STUCK and self.r_hat < _CONVERGED
 
 
 def refine(
@@ -115,9 +122,12 @@ def refine(
     weights = {name: w.detach() for name, w in zip(target.names, target.weights(chains.theta), strict=True)}
     refined = Refined(model.net, model.likelihood, weights, acceptance, r_hat)
     if not refined.has_converged:
+        found = f"split R-hat is {r_hat:.2f}, not below {_CONVERGED} (acceptance {acceptance:.0%})"
+        if acceptance < _STUCK:
+            found = f"they stay where they are (acceptance {acceptance:.0%})"
         warnings.warn(
-            f"The chains of refine have not converged: split R-hat is {r_hat:.2f}, not below {_CONVERGED} "
-            f"(acceptance {acceptance:.0%}). Give more iterations or leapfrogs, or train the model longer before it.",
+            f"The chains of refine have not converged: {found}. "
+            "Give more iterations or leapfrogs, or train the model longer before it.",
             stacklevel=2,
         )
     return refined
@@ -127,7 +137,8 @@ def split_r_hat(values: Tensor) -> float:
     """The largest split R-hat of quantities in chains, ``[iterations, chains, quantities]``.
 
     Each chain is cut into two of T iterations. With the mean W of their variances and the variance B of their means,
-    R-hat^2 = (T - 1)/T + B/W: it is 1 where they all say the same (Gelman et al., Bayesian Data Analysis, 11.4).
+    R-hat^2 = (T - 1)/T + B/W: it is 1 where they all say the same (Gelman et al., Bayesian Data Analysis, 11.4). It is
+    inf where chains stay in different places, and where there is NaN or inf among the values.
 
     Examples:
         >>> split_r_hat(torch.tensor([0.0, 1, 0, 1])[:, None, None].expand(4, 3, 1)) < 1
@@ -140,8 +151,8 @@ def split_r_hat(values: Tensor) -> float:
     within, between = halves.var(0).mean(0), halves.mean(0).var(0)
     squares = (half - 1) / half + between / within
     # Where nothing moves there is nothing to compare, unless the chains are in different places.
-    squares = torch.where(within > 0, squares, torch.where(between > 0, math.inf, 1.0))
-    return math.sqrt(float(squares.max()))
+    squares = torch.where((within == 0) & (between == 0), 1.0, squares)
+    return math.sqrt(float(squares.nan_to_num(math.inf, math.inf).max()))
 
 
 class _At(NamedTuple):
@@ -187,7 +198,7 @@ class _Target:
 
     def __call__(self, theta: Tensor) -> _At:
         theta = theta.detach().requires_grad_()
-        with evaluating(self._model.net), torch.enable_grad():
+        with torch.enable_grad():
             ws = self.weights(theta)
             energy, outputs = self._minus_log_prior(ws), list[Tensor]()
             for (args, kwargs), targets in self._batches:
@@ -200,8 +211,10 @@ class _Target:
         return _At(energy.detach(), gradient, outputs[0])
 
     def _run(self, ws: list[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        net = self._model.net
         try:
-            return vmap(lambda each: call_with(self._slots, each, args, kwargs))(ws)
+            with predicting("refine", net, args, kwargs, has_memory=False), torch.enable_grad():
+                return vmap(lambda each: call_with(self._slots, each, args, kwargs))(ws)
         except RuntimeError as error:
             if "vmap" not in str(error) and "Batching rule" not in str(error):
                 raise
@@ -222,6 +235,10 @@ class _Chains:
         self._target, self._random, self.step = target, random, _FIRST_STEP
         self.theta = target.start
         self.at = target(self.theta)
+        unknown = int((~self.at.energy.isfinite()).sum())
+        if unknown:  # from there no chain would ever move
+            got = Described(f"NaN or inf of {unknown} of {len(self.theta)}")
+            raise invalid("data", "refine", "of a finite probability by all networks drawn from the model", got)
         # Doubled, or halved, until about as many as are wanted are taken after one leapfrog (Hoffman and Gelman, 2014).
         longer = self._chance(*self._propose(1, self.step)) > _ACCEPTED
         for _ in range(_DOUBLINGS):

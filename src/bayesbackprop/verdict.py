@@ -106,6 +106,7 @@ class Verdict:
         outside: For each outside data set, a :class:`Detection` by each measure of uncertainty.
         shifts: The scores under each shift.
         diagnosis: Of the posterior, if :func:`evaluate` was given one.
+        of_counts: Whether the targets are whole numbers, whose intervals hold more than they promise.
     """
 
     examples: int
@@ -117,6 +118,7 @@ class Verdict:
     outside: Mapping[str, Mapping[str, Detection]] = field(default_factory=dict)
     shifts: Mapping[str, Scores] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
+    of_counts: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data that JSON can hold; None where there is no number."""
@@ -154,6 +156,11 @@ class Verdict:
             for count, name in ((self.examples, "example"), (self.draws, "draw"))
         )
         words = [] if self.standard_errors else ["one example: no standard errors"]
+        if self.of_counts:
+            words.append(
+                "counts: an interval ends at whole numbers and holds at least its level, of small counts far more. "
+                "Coverage above the level is then no sign of too wide a prediction."
+            )
         tables = [Table(f"{examples}, {draws}", ["score", "value", "standard error"], rows, words=words)]
         if self.outside:
             found = [
@@ -266,7 +273,7 @@ def evaluate(
             a method ``predict(*inputs, draws=..., seed=...)`` that gives a :class:`Predictive`.
         data: Examples with their targets: a pair of tensors, a ``Dataset``, or an iterable of batches, which is read
             once. Targets of several elements count as so many examples for all scores but the NLL, which adds them up.
-            Every example counts once: batches with weights are refused.
+            Every example counts once: batches with weights are refused. Targets of ``ignore_index`` are left out.
         outside: Inputs that are unlike the training data, or a mapping from names to several such sets. A tensor, or as
             ``data``; targets are ignored.
         shifts: Functions of the inputs by name, such as one that adds noise: the same scores on what they return.
@@ -303,6 +310,8 @@ def evaluate(
             parts.append(_measure(prediction, targets))
     whole = {name: _joined(parts) for name, parts in found.items()}
     inside = whole[None]
+    if not inside.examples:
+        raise invalid("data", "evaluate", "with targets other than ignore_index", Described("none"))
     detections: dict[str, dict[str, Detection]] = {}
     for name, inputs_only in sets.items():
         batches = unlabelled(inputs_only, "outside", "evaluate", device)
@@ -320,6 +329,7 @@ def evaluate(
         outside=detections,
         shifts={name: measured.scores() for name, measured in whole.items() if name is not None},
         diagnosis=diagnosis,
+        of_counts=isinstance(prediction, ValuePredictive) and prediction.is_whole,
     )
 
 
@@ -367,6 +377,7 @@ class _Classes(NamedTuple):
     probs: Tensor
     labels: Tensor
     uncertainty: dict[str, Tensor]
+    elements: Tensor  # how many each example has
 
     @property
     def examples(self) -> int:
@@ -384,8 +395,11 @@ class _Classes(NamedTuple):
             return {}
         of_truth = self.probs.gather(1, self.labels[:, None])[:, 0]
         squares = self.probs.square().sum(1) - 2 * of_truth + 1  # as in ``brier``
-        each = {"accuracy": self._right(), "nll": self.log_prob, "brier": squares}
-        return {name: _standard_error(values, self.examples) for name, values in each.items()}
+        return {
+            "accuracy": _standard_error(self._right(), self.elements),
+            "nll": _standard_error(self.log_prob, torch.ones_like(self.elements)),
+            "brier": _standard_error(squares, self.elements),
+        }
 
     def diagram(self) -> Calibration:
         return calibration(self.probs, self.labels)
@@ -420,10 +434,13 @@ class _Values(NamedTuple):
             return {}
         each = {"nll": self.log_prob, "crps": self.crps}
         each |= {f"coverage_{level:.0%}"[:-1]: self.covered[:, LEVELS.index(level)] for level in (0.5, 0.9)}
-        found = {name: _standard_error(values, self.examples) for name, values in each.items()}
+        found = {name: _standard_error(values, self._elements(values)) for name, values in each.items()}
         root = math.sqrt(self.squares.mean())  # d sqrt(m) = dm / (2 sqrt(m))
-        spread = _standard_error(self.squares, self.examples) / (2 * root) if root else 0.0
+        spread = _standard_error(self.squares, self._elements(self.squares)) / (2 * root) if root else 0.0
         return {"rmse": spread, **found}
+
+    def _elements(self, values: Tensor) -> Tensor:
+        return torch.full((self.examples,), len(values) // self.examples)
 
     def diagram(self) -> Coverage:
         return Coverage(torch.tensor(LEVELS, dtype=torch.float64), self.covered.mean(0))
@@ -439,9 +456,19 @@ def _measure(prediction: Predictive, targets: Tensor) -> _Measured:
     """What is measured of a batch, on the CPU and in double precision."""
     if isinstance(prediction, ClassPredictive):
         probs = _table(prediction.probs, prediction)
-        _check_classes(targets, prediction, probs.shape[1])
+        ignored = getattr(prediction.components, "ignore_index", None)
+        known = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
+        _check_classes(targets.masked_fill(~known, 0), prediction, probs.shape[1])
+        log_prob, uncertainty = _per_example(prediction, targets), _uncertainty(prediction)
+        rows = known.flatten().cpu()
+        elements = rows.view(len(log_prob), -1).sum(1)
+        examples = elements > 0
         return _Classes(
-            _per_example(prediction, targets), probs, targets.flatten().long().cpu(), _uncertainty(prediction)
+            log_prob[examples],
+            probs[rows],
+            targets.flatten().long().cpu()[rows],
+            {name: values[rows] for name, values in uncertainty.items()},
+            elements[examples],
         )
     if not isinstance(prediction, ValuePredictive):
         got = Described(f"one that gives a {type(prediction).__name__}")
@@ -502,7 +529,7 @@ def _table(probs: Tensor, prediction: ClassPredictive) -> Tensor:
 
 def _check_classes(targets: Tensor, prediction: ClassPredictive, classes: int) -> None:
     yes_or_no = isinstance(prediction.components, distributions.Bernoulli)
-    known = (targets == targets.round()) & (targets >= 0) & (targets < classes)
+    known = (targets == targets.long()) & (targets >= 0) & (targets < classes)
     if (targets.dtype != torch.int64 and not yes_or_no) or not bool(known.all()):
         constraint = f"data whose targets are class indices in [0, {classes - 1}]"
         constraint += "" if yes_or_no else " of type torch.int64"
@@ -520,9 +547,14 @@ def _joined(parts: list[Any]) -> Any:
     return tree_map(lambda *tensors: torch.cat(tensors), *parts)
 
 
-def _standard_error(values: Tensor, examples: int) -> float:
-    """Of the mean over examples, whose elements need not be independent."""
-    return float(values.view(examples, -1).mean(1).std() / math.sqrt(examples))
+def _standard_error(values: Tensor, elements: Tensor) -> float:
+    """Of the mean over all elements, of which those of one example need not be independent.
+
+    It is that of the ratio of two means over examples: of the sums of their values, and of how many they are.
+    """
+    example = torch.arange(len(elements)).repeat_interleave(elements)
+    sums = torch.zeros(len(elements), dtype=values.dtype).index_add_(0, example, values - values.mean())
+    return float(sums.std() * math.sqrt(len(elements)) / len(values))
 
 
 def _device(model: Any) -> torch.device | None:

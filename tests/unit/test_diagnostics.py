@@ -1,6 +1,7 @@
 """Free energies where they are known exactly, and k-hat of samples whose tail is known."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,14 @@ from bayesbackprop import (
     Batches,
     Bayesian,
     Categorical,
+    Conditional,
+    Diagonal,
+    FullCovariance,
     Gaussian,
     Joint,
     LogDensity,
+    LowRank,
+    Mixture,
     Normal,
     Relative,
     ScaleMixture,
@@ -249,6 +255,47 @@ def test_the_spread_of_sigma_by_hand() -> None:
 def test_a_sigma_that_has_not_moved_is_noticed(sigma: object, said: str) -> None:
     model = Bayesian(nn.Linear(50, 5), Gaussian(1.0), sigma=sigma)  # type: ignore[arg-type]
     assert said in " ".join(say_spread(spread(model)))
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize(
+    ("family", "has_own_sigma"),
+    [(Diagonal(), True), (LowRank(2), True), (FullCovariance(), False), (Mixture(2), False), (Conditional(20), False)],
+    ids=repr,
+)
+def test_the_initial_sigma_is_blamed_only_where_each_weight_has_its_own(family: object, has_own_sigma: bool) -> None:
+    model = Bayesian(nn.Linear(1, 1).double(), Gaussian(NOISE), Normal(1.0), sigma=0.01, family=family, seed=0)  # type: ignore[arg-type]
+    found = diagnose(model, (X, Y), draws=25)
+    assert found.has_own_sigma == has_own_sigma
+    same = replace(found, spread=Spread(0.1, 0.1, 0.1, 0.0))
+    assert ("as when it was initialised" in str(same)) == has_own_sigma
+
+
+NARROW, WIDE = Spread(0.1, 0.1, 0.1, 0.0), Spread(0.1, 0.2, 0.3, 0.0)
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize(
+    ("mean", "error", "said"),
+    [
+        (20.0, 1.0, "WARNING: a posterior that has learnt nothing, the prior, has 1 ± 0.1."),
+        (0.0, 0.1, "the best posterior that has learnt nothing, the prior, has 1 ± 0.1."),
+        (12.0, 1.0, "cannot tell: the difference is 0.2 ± 0.14. Give more draws."),
+        (8.0, 1.0, "cannot tell: the difference is -0.2 ± 0.14. Give more draws."),
+    ],
+)
+def test_a_difference_is_said_with_its_error(mean: float, error: float, said: str) -> None:
+    found = Diagnosis(10, 100, Estimate(mean, error), {"the prior": Estimate(10.0, 1.0)}, WIDE, 0.1)
+    assert said in str(found)
+    assert ("cannot tell" in str(found)) == ("cannot tell" in said)
+    assert ("had their say" in str(found)) == ("WARNING" not in said)
+    assert "initial sigma" not in str(replace(found, spread=NARROW, has_own_sigma=False))
+
+
+@pytest.mark.identities
+def test_more_draws_tell_more_of_the_trivial_posteriors() -> None:
+    few, many = (diagnose(line(1.0, 0.1), (X, Y), draws=draws).trivial["the prior"] for draws in (25, 2500))
+    assert many.standard_error < few.standard_error
 
 
 # --- k-hat -----------------------------------------------------------------------------------------------------------

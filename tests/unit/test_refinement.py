@@ -22,7 +22,7 @@ from bayesbackprop import (
     prune,
     refine,
 )
-from bayesbackprop.refinement import split_r_hat
+from bayesbackprop.refinement import Refined, split_r_hat
 from ztests import assert_mean, assert_variance
 
 pytestmark = pytest.mark.identities
@@ -141,6 +141,43 @@ def test_split_r_hat():
     assert split_r_hat(values) > 3
     assert split_r_hat(torch.zeros(4, 3, 1)) == 1
     assert split_r_hat(torch.arange(3.0)[None, :, None].expand(4, 3, 1)) == math.inf
+    for unknown in (math.nan, math.inf):
+        values[0, 0, 0] = unknown
+        assert split_r_hat(values) == math.inf
+
+
+def test_chains_that_stay_have_not_converged():
+    model = Bayesian(nn.Linear(2, 1).double(), Gaussian(0.5), PRIORS, seed=1)
+    weights = model.ensemble(3).weights
+    assert Refined(model.net, model.likelihood, weights, 0.8, 1.0).has_converged
+    stuck = Refined(model.net, model.likelihood, weights, 0.0, 1.0)
+    assert not stuck.has_converged
+    assert repr(stuck).startswith("Refined(draws=3, acceptance=0.00, r_hat=1.00, ")
+    assert repr(model.ensemble(3)).startswith("Ensemble(draws=3, ")
+
+
+@pytest.mark.parametrize("unknown", [math.nan, math.inf])
+def test_data_of_no_probability_are_refused_at_once(unknown):
+    model = Bayesian(nn.Linear(2, 1).double(), Gaussian(0.5), PRIORS, seed=1)
+    x = X.clone()
+    x[3, 1] = unknown
+    with pytest.raises(ValueError, match=r"'data' parameter of refine must be of a finite .* NaN or inf of 3 of 3"):
+        refine(model, (x, Y), draws=3, iterations=10**9, progress=False)
+
+
+def test_a_tensor_that_the_network_keeps_is_put_back_and_refused():
+    class Keeping(nn.Linear):
+        last = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = super().forward(x)
+            return self.last
+
+    net = Keeping(2, 1).double().train()
+    with pytest.raises(ValueError, match=r"network that keeps no tensor of parallel draws\. Got one that keeps"):
+        refine(Bayesian(net, Gaussian(0.5), PRIORS, seed=1), (X, Y), draws=3, iterations=10**9, progress=False)
+    assert net.last is None
+    assert net.training
 
 
 def test_refused():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, LogLikelihood, Normal, StudentT, evaluate
+from bayesbackprop import Bayesian, Bernoulli, Categorical, Gaussian, LogLikelihood, Normal, Poisson, StudentT, evaluate
 from bayesbackprop.evaluation import auroc, calibration, covered, crps, error, fpr95, nll, rmse, score
 from bayesbackprop.prediction import ClassPredictive
 from bayesbackprop.verdict import ClassScores, Coverage, ValueScores, Verdict
@@ -117,10 +117,58 @@ def test_yes_or_no_are_two_classes() -> None:
     binary = Bayesian(one, Bernoulli(), sigma=1e-6).ensemble(1)
     categorical = Bayesian(two, Categorical(), sigma=1e-6).ensemble(1)
     found = evaluate(binary, (X, answers[:, None].float()), outside=-X)
+    assert evaluate(binary, (X, answers[:, None].bool())).scores == found.scores
     expected = evaluate(categorical, (X, answers), outside=-X)
     assert found.scores == pytest.approx(expected.scores, rel=1e-4)
     entropy = (each.outside["outside"]["entropy"].auroc for each in (found, expected))
     assert next(entropy) == pytest.approx(next(entropy), abs=1e-3)
+
+
+@pytest.mark.identities
+def test_targets_of_ignore_index_are_left_out() -> None:
+    ignoring = Bayesian(net(3), Categorical(ignore_index=-100), Normal(1.0), sigma=0.2, seed=0)
+    some, batches = CLASSES.clone(), [slice(0, 100), slice(100, 120), slice(120, 300)]
+    some[:50] = some[100:120] = some[-1] = -100
+    known = some >= 0
+    found = evaluate(ignoring.ensemble(5), [(X[part], some[part]) for part in batches], outside=-X)
+    expected = evaluate(classifier().ensemble(5), (X[known], CLASSES[known]), outside=-X)
+    assert found.examples == expected.examples == 229
+    assert found.scores == pytest.approx(expected.scores, rel=1e-5)
+    assert found.standard_errors == pytest.approx(expected.standard_errors, rel=1e-5)
+    assert found.outside["outside"]["entropy"] == pytest.approx(expected.outside["outside"]["entropy"], rel=1e-5)
+    with pytest.raises(ValueError, match="'data' parameter of evaluate must be with targets other than ignore_index"):
+        evaluate(ignoring, (X, torch.full_like(CLASSES, -100)), draws=2)
+    with pytest.raises(ValueError, match="class indices"):
+        evaluate(classifier(), (X, some), draws=2)
+
+
+@pytest.mark.identities
+def test_of_maps_only_the_elements_of_ignore_index_are_left_out() -> None:
+    model = Bayesian(nn.Conv2d(1, 3, 1), Categorical(ignore_index=9), sigma=0.1, seed=0)
+    images, labels = torch.randn(6, 1, 2, 2), torch.randint(3, (6, 2, 2))
+    labels[0] = labels[1, 0] = labels[2, 1, 1] = 9
+    known = labels != 9
+    found = evaluate(model, (images, labels), draws=3)
+    prediction = model.predict(images, draws=3)
+    assert isinstance(prediction, ClassPredictive)
+    assert isinstance(found.scores, ClassScores)
+    assert found.examples == 5
+    assert found.scores.accuracy == pytest.approx(1 - error(prediction.probs[known], labels[known]))
+    log_probs = prediction.probs.gather(-1, labels.where(known, 0)[..., None])[..., 0].log().where(known, 0.0)
+    assert found.scores.nll == pytest.approx(-float(log_probs.sum()) / 5, rel=1e-5)
+    right = (prediction.labels == labels).double()
+    sums = ((right - right[known].mean()) * known)[1:].flatten(1).sum(1)  # of a ratio of means over examples
+    expected = math.sqrt(5 / 4 * float(sums.square().sum())) / int(known.sum())
+    assert found.standard_errors["accuracy"] == pytest.approx(expected)
+
+
+@pytest.mark.identities
+def test_of_counts_it_says_that_intervals_hold_more() -> None:
+    model = Bayesian(nn.Linear(4, 1), Poisson(), sigma=0.01, seed=0)
+    counts = evaluate(model, (X, CLASSES[:, None].float()), draws=3)
+    assert counts.of_counts
+    assert "holds at least its level" in repr(counts)
+    assert "holds at least its level" not in repr(evaluate(regressor(), (X, VALUES), draws=3))
 
 
 @pytest.mark.identities
