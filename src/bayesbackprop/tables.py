@@ -38,7 +38,7 @@ from bayesbackprop._errors import (
 from bayesbackprop._files import check_counter, read, write
 from bayesbackprop._networks import drawn_from, from_file, mlp
 from bayesbackprop._page import Table
-from bayesbackprop._rivals import Predicting, rivals, trust, worth
+from bayesbackprop._rivals import Predicting, promises, rivals, trust, worth
 from bayesbackprop.comparison import Comparison
 from bayesbackprop.likelihoods import NegativeBinomial
 from bayesbackprop.model import Bayesian
@@ -441,13 +441,15 @@ def _judged(
         name: torch.cat([-each.predictive(rows.numpy()).log_prob(truth).double() for rows, truth in blocks])
         for name, each in models.items()
     }
-    points = {}
+    points, promised = {}, None
+    if model.kind == "counts":
+        promised = promises(model.estimator.predictive(rows.numpy()) for rows, _ in blocks)
     if not of_classes:
         found = model._summary(model.estimator.predictive(x[test[:_POINTS]]))
         points = {"mean": found["mean"], "low": found["q05"], "high": found["q95"], "y": y[test[:_POINTS], 0]}
     return replace(
         model,
-        sentences=(worth(verdicts, costs), trust(verdicts[_OURS], model.kind)),
+        sentences=(worth(verdicts, costs), trust(verdicts[_OURS], promised)),
         comparison=Comparison(verdicts, models, taken, {}),
         _points={name: values.tolist() for name, values in points.items()},
     )
