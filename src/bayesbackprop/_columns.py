@@ -25,7 +25,7 @@ except ImportError as error:
     needs = 'bayesbackprop.tables needs pandas and scikit-learn: pip install "bayesbackprop[tables]"'
     raise ImportError(needs) from error
 
-__all__ = ["Column", "Frame", "guess", "learn", "numbers_of", "pd", "read_table", "words_of"]
+__all__ = ["Column", "Frame", "guess", "learn", "marks_in", "numbers_of", "pd", "read_table", "words_of"]
 
 ColumnKind = Literal["number", "date", "category", "dropped"]
 Values = Any  # a pandas.Series: pandas has no annotations
@@ -38,10 +38,14 @@ _ODD, _ODD_WORDS = 0.1, 5
 # Categories with fewer rows, and those beyond so many, share one input, to which unseen ones go as well.
 _RARE, _COMMON = 3, 50
 _MISSING = "(missing)"
+# Words that stand for a missing number or date, however many there are. In a text column they are words.
+_ABSENT = frozenset({"na", "n/a", "#n/a", "nan", "null", "none"})
 # How dates are written; the first form that fits all values is taken.
 _DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 # Space, and a whole number or one with a decimal comma.
 _WITH_COMMA = r"\s*[-+]?\d+(,\d+)?\s*"
+# What people write around and into numbers, which are no numbers with it.
+_MARKS = "$€£¥%,' "
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -71,6 +75,10 @@ def read_table(table: Any, owner: str) -> tuple[Frame, list[str]]:
 
 
 def _from_file(path: Path, notes: list[str], owner: str) -> Frame:
+    if path.is_dir():
+        raise invalid(
+            "table", owner, "a csv, tsv or parquet file with a header", Described(f"{path}, which is a folder")
+        )
     content = path.read_bytes()
     try:
         if content[:4] == b"PAR1":
@@ -83,14 +91,16 @@ def _from_file(path: Path, notes: list[str], owner: str) -> Frame:
         separator = max(names, key=lambda each: len(names[each]))
         if _is_data(names[separator]):
             raise ValueError(f"whose first line, {first[:60]!r}, holds numbers and no names of columns")
-        frame = pd.read_csv(io.StringIO(text), sep=separator, header=None, dtype=str, skipinitialspace=True)
+        options: Any = {"header": None, "dtype": str, "keep_default_na": False, "na_values": [""]}
+        frame = pd.read_csv(io.StringIO(text), sep=separator, skipinitialspace=True, **options)
     except (ValueError, OverflowError, OSError) as error:  # pandas' and pyarrow's own are such
         got = Described(f"{path}, {str(error).strip()}")
         raise invalid("table", owner, "a csv, tsv or parquet file with a header", got) from error
     header = [f"Unnamed: {number}" if pd.isna(name) else name for number, name in enumerate(frame.iloc[0])]
     frame = frame.iloc[1:].set_axis(header, axis=1)
     for number in range(frame.shape[1] if separator == ";" else 0):  # where numbers may have decimal commas
-        if frame.iloc[:, number].dropna().str.fullmatch(_WITH_COMMA).all():
+        values = frame.iloc[:, number]
+        if values[values.notna() & ~_stands_for_none(values)].str.fullmatch(_WITH_COMMA).all():
             frame.isetitem(number, frame.iloc[:, number].str.replace(",", "."))
     return frame
 
@@ -121,6 +131,18 @@ def words_of(values: Values) -> Values:
     return pd.Series(words, dtype=object)
 
 
+def _stands_for_none(words: Values) -> NDArray[Any]:
+    """Which words stand for a missing number."""
+    return np.array([isinstance(word, str) and word.strip().lower() in _ABSENT for word in words], dtype=bool)
+
+
+def marks_in(words: Values) -> str:
+    """What keeps words from being numbers: "numbers with '$' and ','"; "" where more than that is in the way."""
+    found = [mark for mark in _MARKS if words.str.contains(mark, regex=False).any()]
+    plain = pd.to_numeric(words.str.translate(str.maketrans("", "", _MARKS)), errors="coerce")
+    return f"numbers with {' and '.join(map(repr, found))}" if found and plain.notna().all() else ""
+
+
 def numbers_of(values: Values) -> NDArray[Any]:
     """Values as numbers; NaN for whatever is none, and for infinities."""
     if pd.api.types.is_timedelta64_dtype(values):
@@ -135,8 +157,8 @@ def numbers_of(values: Values) -> NDArray[Any]:
 def _days(values: Values, form: str) -> NDArray[Any]:
     """Dates as days since 1970; NaN for whatever is none."""
     values = values if is_datetime64_any_dtype(values) else words_of(values)
-    dates = pd.to_datetime(values, format=form, errors="coerce", utc=True)
-    days: NDArray[Any] = ((dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)).to_numpy(dtype=np.float64)
+    dates = pd.to_datetime(values, format=form, errors="coerce", utc=True).dt.tz_localize(None).to_numpy()
+    days: NDArray[Any] = (dates - np.datetime64("1970-01-01")) / np.timedelta64(1, "D")  # pandas' own would be in ns
     return days
 
 
@@ -185,7 +207,7 @@ class Column:
                 self._refuse(words, "text", owner)
             return words
         numbers = numbers_of(values) if self.kind == "number" else _days(values, self.form)
-        odd = np.isnan(numbers) & words.notna() & ~words.isin(self.absent)
+        odd = np.isnan(numbers) & words.notna() & ~words.isin(self.absent) & ~_stands_for_none(words)
         self._refuse(words[odd], "numbers" if self.kind == "number" else f"dates ({self.form})", owner)
         return numbers
 
@@ -259,9 +281,10 @@ def guess(values: Values) -> Column:
     if not count or (distinct == 1 and not missing):
         return Column(name, "dropped", "always the same" if count else "no values")
     numbers, is_date = numbers_of(values), is_datetime64_any_dtype(values)
-    odd = words[np.isnan(numbers) & words.notna()]
-    few = len(odd) <= _ODD * count and odd.nunique() <= _ODD_WORDS
-    if few and not is_date and not is_bool_dtype(values):
+    told = words.notna() & ~_stands_for_none(words)
+    odd, others = words[np.isnan(numbers) & words.notna()], words[np.isnan(numbers) & told]
+    few = len(others) <= _ODD * told.sum() and others.nunique() <= _ODD_WORDS
+    if few and told.any() and not is_date and not is_bool_dtype(values):
         if count == len(words) == distinct > _CATEGORIES and not odd.any() and bool((numbers % 1 == 0).all()):
             if numbers.min() in (0, 1) and numbers.max() - numbers.min() == count - 1:
                 return Column(name, "dropped", "it counts the rows")
@@ -270,12 +293,13 @@ def guess(values: Values) -> Column:
         absent = tuple(sorted(odd.unique()))
         notes = [*missing, *([f"taken as missing: {', '.join(absent)}"] if absent else [])]
         return Column(name, "number", "; ".join(notes) or "complete", absent=absent)
-    for form in _DATES:
-        if not np.isnan(_days(values, form)[words.notna()]).any():
+    for form in _DATES if told.any() else ():
+        if not np.isnan(_days(values, form)[told]).any():
             notes = ["in days", *([] if form == _DATES[0] else [f"read as {form}"]), *missing]
             return Column(name, "date", "; ".join(notes), form=form)
     if distinct > max(_CATEGORIES, count / 2) and not isinstance(values.dtype, pd.CategoricalDtype):
-        return Column(name, "dropped", f"text or an identifier: {distinct:,} of {count:,} values differ")
+        what = marks_in(present) or "text or an identifier"
+        return Column(name, "dropped", f"{what}: {distinct:,} of {count:,} values differ")
     return Column(name, "category", "; ".join([f"values: {distinct:,}", *missing]))
 
 

@@ -20,6 +20,9 @@ Curve = tuple[Sequence[float], Sequence[float]]
 # One colour for each method, told apart by most who see colours differently (Okabe and Ito); ours is the first.
 COLOURS = ("#0072b2", "#000000", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#999999")
 
+# What marks a page as one of ours, which may be replaced.
+_MARKER = "<meta name=generator content=bayesbackprop>"
+
 _GRID: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.6}
 
 _STYLE = """
@@ -202,7 +205,13 @@ def save(
     body = "".join(table.html() for table in tables)
     body = f"{sentences}{picture}{body}" if lead else f"{body}<h2>Pictures</h2>{picture}"
     text = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>{_MARKER}"
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}</html>\n"
     )
     write_atomically(Path(path), text.encode())
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is a page that :func:`save` wrote."""
+    with path.open("rb") as file:
+        return _MARKER.encode() in file.read(1000)

@@ -1,7 +1,7 @@
 """What a network for a table must be better than: a linear model and a constant; and the verdict in two sentences."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ Rows = NDArray[Any]
 _TELLING, _ERRORS = 20, 2.5
 # The least standard deviation of a line's residuals, in those of the targets.
 _LEAST = 1e-6
+# The central intervals by which numbers are judged.
+_LEVELS = (0.5, 0.9)
 
 
 class Predicting(NamedTuple):
@@ -108,8 +110,22 @@ def worth(verdicts: Mapping[str, Verdict], costs: Mapping[str, Tensor]) -> str:
     return f"{verdict}: on {count:,} held-out rows the network is {better}; {LABELS[score]} {' and '.join(values)}."
 
 
-def trust(verdict: Verdict, kind: str) -> str:
-    """Whether the uncertainty can be trusted: the confidence in classes, and the intervals of numbers."""
+def promises(predictions: Iterable[Predictive]) -> dict[float, float]:
+    """The mean probability of the central intervals by their level: more than the level where targets are whole."""
+    held: dict[float, list[Tensor]] = {level: [] for level in _LEVELS}
+    for prediction in predictions:
+        assert isinstance(prediction, ValuePredictive)
+        for level, parts in held.items():
+            low, high = prediction.quantiles([(1 - level) / 2, (1 + level) / 2])
+            parts.append(prediction.cdf(high) - prediction.cdf(low - int(prediction.is_whole)))
+    return {level: float(torch.cat(parts).double().mean()) for level, parts in held.items()}
+
+
+def trust(verdict: Verdict, promised_by: Mapping[float, float] | None = None) -> str:
+    """Whether the uncertainty can be trusted: the confidence in classes, and the intervals of numbers.
+
+    Those of counts hold more than their level by nature: ``promised_by`` is what :func:`promises` found of them.
+    """
     scores, diagram, count = verdict.scores, verdict.diagram, verdict.examples
     if count < _TELLING:
         return f"{count} held-out rows are too few to say whether its uncertainty can be trusted."
@@ -121,11 +137,16 @@ def trust(verdict: Verdict, kind: str) -> str:
         said = f"its mean confidence is {100 * promised:.1f} %, its accuracy {100 * kept:.1f} %"
     else:
         held = dict(zip(diagram.level.tolist(), diagram.observed.tolist(), strict=True))
-        excess = [(held[level] - level) / math.sqrt(level * (1 - level) / count) for level in (0.5, 0.9)]
-        half, most = (f"{100 * held[level]:.0f} %" for level in (0.5, 0.9))
+        due = promised_by or {level: level for level in _LEVELS}
+        spreads = [math.sqrt(max(share * (1 - share) / count, count**-2)) for share in due.values()]
+        excess = [(held[level] - due[level]) / spread for level, spread in zip(_LEVELS, spreads, strict=True)]
+        half, most = (f"{100 * held[level]:.0f} %" for level in _LEVELS)
         said = f"{half} of the targets lie in the 50 % intervals, {most} in the 90 % intervals"
+        if promised_by:
+            half, most = (f"{100 * share:.0f} %" for share in due.values())
+            said += f" (as these are of whole numbers, they hold more by nature: {half} and {most} here)"
     if min(excess) < -_ERRORS:
         return f"Do not trust its uncertainty, which is too small: {said}."
-    if max(excess) > _ERRORS and kind != "counts":  # an interval of whole numbers holds more than it promises
+    if max(excess) > _ERRORS:
         return f"Its uncertainty is on the safe side, larger than it need be: {said}."
     return f"Its uncertainty can be trusted: {said}."

@@ -75,6 +75,7 @@ class Convergence(Callback):
     """
 
     name = "convergence"
+    warning: type[ConvergenceWarning] = ConvergenceWarning
 
     def __init__(self, first: int = 1000, most: int = 100_000) -> None:
         self._first = check_count("Convergence", least=4 * _STRETCHES, first=first)["first"]
@@ -129,7 +130,7 @@ class Convergence(Callback):
             warnings.warn(
                 f"The cost was still falling{falls} when the run ended after {run.step:,} steps: it has not converged. "
                 "Allow more epochs or steps, or a higher learning rate.",
-                ConvergenceWarning,
+                self.warning,
                 stacklevel=3,
             )
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bayesbackprop import _columns, _page, saving
-from bayesbackprop._columns import Column, Frame, numbers_of, pd, read_table, words_of
+from bayesbackprop._columns import Column, Frame, marks_in, numbers_of, pd, read_table, words_of
 from bayesbackprop._errors import (
     Described,
     check_choice,
@@ -38,7 +38,7 @@ from bayesbackprop._errors import (
 from bayesbackprop._files import check_counter, read, write
 from bayesbackprop._networks import drawn_from, from_file, mlp
 from bayesbackprop._page import Table
-from bayesbackprop._rivals import Predicting, rivals, trust, worth
+from bayesbackprop._rivals import Predicting, promises, rivals, trust, worth
 from bayesbackprop.comparison import Comparison
 from bayesbackprop.likelihoods import NegativeBinomial
 from bayesbackprop.model import Bayesian
@@ -354,13 +354,17 @@ def fit_table(
     x = model._inputs(frame, owner, [])
 
     started = time.perf_counter()
-    if progress:
-        estimator.verbose = True
-        with _bar(f"fitting {len(train):,} rows, {x.shape[1]} inputs", estimator.max_iter):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if progress:
+            estimator.verbose = True
+            with _bar(f"fitting {len(train):,} rows, {x.shape[1]} inputs", estimator.max_iter):
+                estimator.fit(x[train], y[train])
+            estimator.verbose = False
+        else:
             estimator.fit(x[train], y[train])
-        estimator.verbose = False
-    else:
-        estimator.fit(x[train], y[train])
+    for each in said:  # in the words of this function, at the line that called it
+        warnings.warn(str(each.message).replace("max_iter", "epochs"), each.category, stacklevel=2)
     return _judged(model, x, y, train, test, time.perf_counter() - started)
 
 
@@ -369,6 +373,7 @@ def _targets(
 ) -> tuple[Frame, NDArray[Any], Kind]:
     """The rows that have a target, the targets as estimators take them, and what kind they are."""
     guessed, numbers, words = _columns.guess(frame[target]), numbers_of(frame[target]), words_of(frame[target])
+    words = words.where(~words.isin(guessed.absent), None)
     distinct = words.nunique()
     if not distinct:
         raise invalid("target", owner, "a column with values", Described(f"'{target}', where all are missing"))
@@ -385,16 +390,19 @@ def _targets(
         known = words.notna()
         if distinct > min(_CLASSES, known.sum() / 2):
             constraint = f"a column of at most {_CLASSES} classes, each in two rows on average (or choose another kind)"
-            raise invalid("target", owner, constraint, Described(f"'{target}' with {distinct:,} different values"))
+            got = f"'{target}' with {distinct:,} different values"
+            looks = marks_in(words[known])
+            raise invalid("target", owner, constraint, Described(got + (f", which look like {looks}" if looks else "")))
         y: NDArray[Any] = words[known].to_numpy(dtype=str)
     else:
         known = pd.Series(~np.isnan(numbers))
-        odd = words[~known & words.notna() & ~words.isin(guessed.absent)]
+        odd = words[~known & words.notna()]
         y = numbers[known][:, None]
         is_count = bool(((y >= 0) & (y % 1 == 0)).all())
         if len(odd) or (kind == "counts" and not is_count):
-            got = Described(f"'{target}' with {odd.iloc[0] if len(odd) else float(y[(y < 0) | (y % 1 != 0)][0])!r}")
-            raise invalid("target", owner, f"a column of {'counts' if kind == 'counts' else 'numbers'}", got)
+            got = f"'{target}' with {odd.iloc[0] if len(odd) else float(y[(y < 0) | (y % 1 != 0)][0])!r}"
+            got += f", which looks like {looks}" if len(odd) and (looks := marks_in(odd)) else ""
+            raise invalid("target", owner, f"a column of {'counts' if kind == 'counts' else 'numbers'}", Described(got))
     if len(y) < _FEWEST:
         raise invalid("table", owner, f"a table with at least {_FEWEST} rows that have a target", len(y))
     if len(y) < len(frame):
@@ -433,13 +441,15 @@ def _judged(
         name: torch.cat([-each.predictive(rows.numpy()).log_prob(truth).double() for rows, truth in blocks])
         for name, each in models.items()
     }
-    points = {}
+    points, promised = {}, None
+    if model.kind == "counts":
+        promised = promises(model.estimator.predictive(rows.numpy()) for rows, _ in blocks)
     if not of_classes:
         found = model._summary(model.estimator.predictive(x[test[:_POINTS]]))
         points = {"mean": found["mean"], "low": found["q05"], "high": found["q95"], "y": y[test[:_POINTS], 0]}
     return replace(
         model,
-        sentences=(worth(verdicts, costs), trust(verdicts[_OURS], model.kind)),
+        sentences=(worth(verdicts, costs), trust(verdicts[_OURS], promised)),
         comparison=Comparison(verdicts, models, taken, {}),
         _points={name: values.tolist() for name, values in points.items()},
     )

@@ -113,6 +113,30 @@ def test_years_can_be_names_of_columns(tmp_path: Path) -> None:
     assert list(read_table(tmp_path / "table.csv", "test")[0]) == ["country", "2019", "2020"]
 
 
+def test_a_folder_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"The 'table' parameter of test must be a csv.*which is a folder"):
+        read_table(tmp_path, "test")
+
+
+def test_words_for_nothing_stay_words_and_are_missing_numbers_and_dates(tmp_path: Path) -> None:
+    rows = ["5,2020-01-01,None", "NA,null,NA", "6,2020-01-02,", "null,None,null", "7,2020-01-05,None"]
+    (tmp_path / "table.csv").write_text("\n".join(["n,day,garage", *rows, ""]))
+    frame, _ = read_table(tmp_path / "table.csv", "test")
+    assert frame.to_csv(index=False, lineterminator="\n") == (tmp_path / "table.csv").read_text()
+    number, day, garage = (guess(frame[name]) for name in frame)
+    assert (number.kind, number.note) == ("number", "taken as missing: NA, null")
+    np.testing.assert_array_equal(number.read(frame["n"], "test"), [5, np.nan, 6, np.nan, 7])
+    days = day.read(frame["day"], "test")
+    np.testing.assert_array_equal(days - days[0], [0, np.nan, 1, np.nan, 4])
+    assert (garage.kind, garage.note) == ("category", "values: 3; missing: 1")
+    assert guess(pd.Series(["NA", "None", None] * 5, name="x")).kind == "category"
+
+
+def test_decimal_commas_beside_missing_numbers(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("a;b\n1,5;x\nNA;y\n")
+    assert read_table(tmp_path / "table.csv", "test")[0]["a"].tolist() == ["1.5", "NA"]
+
+
 @pytest.mark.parametrize("table", [None, 3, [1], {"a": [1]}, pd.DataFrame, np.ones((2, 2)), pd.Series([1])])
 def test_what_is_no_frame_is_refused(table: Any) -> None:
     with pytest.raises(ValueError, match="The 'table' parameter of test must be a DataFrame"):
@@ -162,6 +186,22 @@ def test_numbers_that_are_all_different_are_no_identifiers() -> None:
 def test_too_many_other_words_make_no_numbers() -> None:
     values = pd.Series(["3", "4", "many", "few"] * 10, name="n")
     assert guess(values).kind == "category"
+
+
+def test_days_of_all_years_are_counted() -> None:
+    """Nanoseconds in 64 bits reach from 1677 to 2262."""
+    values = pd.Series(["1970-01-01", "9999-12-31", "0001-01-01", None] * 5, name="day")
+    column = guess(values)
+    assert column.kind == "date"
+    expected = [0, 2932896, -719162]  # by datetime.date.toordinal
+    assert column.read(values, "test")[:3].tolist() == expected
+    assert np.isnan(column.read(values, "test")[3])
+    assert column.read(pd.Series(np.array(values[:3], dtype="datetime64[s]")), "test").tolist() == expected
+
+
+def test_numbers_with_marks_are_said() -> None:
+    values = pd.Series([f"${number:,}.50" for number in range(990, 990 + N)], name="price")
+    assert guess(values).note == "numbers with '$' and ',': 60 of 60 values differ"
 
 
 # --- encoding --------------------------------------------------------------------------------------------------------

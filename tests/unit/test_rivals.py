@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
-from bayesbackprop._rivals import Predicting, rivals, trust, worth
+from bayesbackprop._rivals import Predicting, promises, rivals, trust, worth
+from bayesbackprop.likelihoods import NegativeBinomial
 from bayesbackprop.prediction import ClassPredictive, ValuePredictive
 from bayesbackprop.verdict import Verdict, evaluate
 
@@ -43,12 +44,28 @@ def of_classes(confidence: float) -> Verdict:
     ],
 )
 def test_whether_uncertainty_can_be_trusted(verdict: Verdict, says: str) -> None:
-    assert says in trust(verdict, "regression")
+    assert says in trust(verdict)
 
 
-def test_intervals_of_counts_may_hold_more() -> None:
-    assert "can be trusted" in trust(of_numbers(1.8), "counts")
-    assert "Do not trust" in trust(of_numbers(0.6), "counts")
+@pytest.mark.parametrize(
+    ("mean", "dispersion", "says"),
+    [(3.0, 1e-6, "can be trusted"), (3.0, 0.5, "safe side"), (1.0, 1e-6, "Do not trust")],
+)
+def test_intervals_of_counts_hold_more_by_nature(mean: float, dispersion: float, says: str) -> None:
+    """Counts of mean 3, beside predictions that are right, too wide and wrong."""
+    y = torch.tensor(RANDOM.poisson(3.0, (1000, 1))).double()
+    log_mean = torch.full((1000, 1), mean).double().log()
+    prediction = ValuePredictive(NegativeBinomial(dispersion).distribution(log_mean), 1)
+    verdict = evaluate(Predicting(lambda _: prediction), (torch.zeros(1000, 1), y), draws=1)
+    promised = promises([prediction])
+    assert 0.5 < promised[0.5] < 1
+    assert says in trust(verdict, promised)
+    assert f"by nature: {100 * promised[0.5]:.0f} % and {100 * promised[0.9]:.0f} % here" in trust(verdict, promised)
+
+
+def test_intervals_of_other_numbers_promise_their_level() -> None:
+    prediction = ValuePredictive(distributions.Normal(torch.zeros(9, 1).double(), 1.0), 1)
+    assert promises([prediction, prediction]) == pytest.approx({0.5: 0.5, 0.9: 0.9})
 
 
 @pytest.mark.parametrize(

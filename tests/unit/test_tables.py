@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import polars
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 
 from bayesbackprop._files import read, write
 from bayesbackprop.sklearn import BayesianMLPRegressor
@@ -190,6 +191,21 @@ def test_rows_without_a_target_are_left_out_and_said() -> None:
     assert "2 rows without 'price' are left out." in made(frame=frame).notes
 
 
+@pytest.mark.identities
+def test_words_for_nothing_are_no_class_of_numbers() -> None:
+    found = fit_table(with_target(["0", "1", "NA", "1"] * 5), "y", epochs=1, draws=2)
+    assert found.kind == "classification"
+    assert found.estimator.classes_.tolist() == ["0", "1"]
+    assert "5 rows without 'y' are left out." in found.notes
+
+
+@pytest.mark.identities
+def test_a_warning_speaks_of_epochs() -> None:
+    with pytest.warns(ConvergenceWarning, match="after 1 passes: a larger epochs would help") as said:
+        fit_table(with_target(np.arange(20) / 2), "y", epochs=1, draws=2)
+    assert said[0].filename == __file__
+
+
 def with_target(values: Any, n: int = 20) -> pd.DataFrame:
     return pd.DataFrame({"x": np.linspace(0, 1, n), "y": values})
 
@@ -211,6 +227,12 @@ def with_target(values: Any, n: int = 20) -> pd.DataFrame:
         (with_target(np.arange(20) / 2), {"kind": "counts"}, "a column of counts. Got 'y' with 0.5"),
         (with_target(np.arange(20) - 1), {"kind": "counts"}, "a column of counts. Got 'y' with -1.0"),
         (with_target(["a", "b"] * 10), {"kind": "regression"}, "a column of numbers. Got 'y' with 'a'"),
+        (with_target([f"${n:,}.50" for n in range(990, 1010)]), {}, r"which look like numbers with '\$' and ','"),
+        (
+            with_target([f"{n} %" for n in range(20)]),
+            {"kind": "regression"},
+            "'0 %', which looks like numbers with",
+        ),
         (with_target(np.arange(20) / 2), {"kind": "clustering"}, "Got 'clustering'"),
         (with_target(np.arange(20) / 2), {"held_out": 0}, "leaves rows"),
         (with_target(np.arange(20) / 2), {"held_out": 1.0}, "leaves rows"),

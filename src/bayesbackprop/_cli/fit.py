@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 import rich.console
 import typer
 
+from bayesbackprop import _page
 from bayesbackprop._errors import invalid
 from bayesbackprop.tables import Kind, fit_table
 
@@ -45,6 +46,9 @@ def command(
             raise invalid(name, "bbb fit", "another file than the table and the other result", str(path))
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):  # not after minutes of training
             raise invalid(name, "bbb fit", "in a folder that exists and that you may write to", str(path))
+    if page.exists() and not _page.is_ours(page):
+        constraint = "a new file, or a page that bbb wrote: choose another place by --page"
+        raise invalid("--page", "bbb fit", constraint, str(page))
     options: Any = {"kind": kind, "held_out": held_out, "epochs": epochs, "draws": draws, "seed": seed}
     model = fit_table(table, target, drop=drop or [], progress=True, **options)
     model.save(output)

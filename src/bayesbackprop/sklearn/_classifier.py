@@ -42,8 +42,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         learning_rate_init: Of Adam, at the start; in ``fit`` it falls linearly to 0. None is min(0.03, 1 / sqrt(n))
             for n examples.
         max_iter: Passes over the data in ``fit``. Over four fifths of them the complexity rises to its full weight; if
-            the free energy still falls then, there is a ``ConvergenceWarning``. None goes on until it has stopped
-            falling, which takes several times as long.
+            the free energy still falls then, or they were too few to say, there is a ``ConvergenceWarning``. None
+            goes on until it has stopped falling, which takes several times as long.
         early_stopping: Hold out rows and stop where they are not predicted better any more. The free energy needs no
             such rows: this is for comparisons, and for temperatures below 1.
         validation_fraction: The part of the rows that ``early_stopping`` holds out.

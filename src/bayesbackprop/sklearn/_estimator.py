@@ -14,13 +14,13 @@ import numpy as np
 import scipy.sparse
 import torch
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
+from sklearn import exceptions
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from bayesbackprop import likelihoods
+from bayesbackprop import convergence, likelihoods
 from bayesbackprop._errors import (
     Described,
     all_or_nothing,
@@ -62,6 +62,10 @@ _COLD = 0.6
 # A change of the free energy, in nats per example, that is worth more passes.
 _MUCH = 0.1
 
+# The steps at full weight without which nobody can say whether the free energy still falls: those of 50 passes that are
+# of one step each.
+_TELLING = 10
+
 # Networks to average in the predictions on held-out rows: enough to compare passes, and quick.
 _VALIDATION_DRAWS = 10
 
@@ -70,6 +74,14 @@ _ROWS = 2**12
 
 # The root mean squares of features for which the default prior is made, with room: beyond it there is a warning.
 _SMALLEST, _LARGEST = 0.1, 10.0
+
+
+class ConvergenceWarning(convergence.ConvergenceWarning, exceptions.ConvergenceWarning):
+    """A run ended before it had converged: what both libraries call so, for either's filters."""
+
+
+class _Convergence(convergence.Convergence):
+    warning = ConvergenceWarning
 
 
 @dataclass(eq=False, repr=False)  # only for __init__, whose signature is where scikit-learn finds the parameters
@@ -209,6 +221,8 @@ class BayesianMLP(Kept, ABC):
         callbacks = self._callbacks(len(y) / n)
         if held_out is not None:
             callbacks.append(_Best(self.n_iter_no_change))
+        if epochs is None:
+            callbacks.insert(0, _Convergence())
         if self.verbose:
             callbacks.append(_Lines(self.n_iter_))
         history = fit(
@@ -221,8 +235,9 @@ class BayesianMLP(Kept, ABC):
             callbacks=callbacks,
         )
         costs = [record["cost"] for record in history]
-        if falls and held_out is None and _still_fall(costs[warmup // steps :]):
-            told = f"The free energy was still falling after {len(history)} passes: a larger max_iter would help."
+        judged = _unfinished(costs[warmup // steps :], len(history) * steps - warmup)
+        if falls and held_out is None and judged:
+            told = f"The free energy {judged} after {len(history)} passes: a larger max_iter would help."
             warnings.warn(told, ConvergenceWarning, stacklevel=4)
         self._optimiser = optimiser if streams else None  # moments of a rate that fell to 0 are of no use
         self._steps += len(history) * steps
@@ -397,14 +412,17 @@ def _check_scale(owner: str, x: Any) -> None:
 # --- what happens in training ----------------------------------------------------------------------------------------
 
 
-def _still_fall(costs: Sequence[float]) -> bool:
-    """Whether the second half of the costs is lower than the first, by more than chance and than anyone would mind."""
+def _unfinished(costs: Sequence[float], steps: int) -> str:
+    """What keeps the costs of some passes, of so many steps in all, from being the last word; "" where nothing does.
+
+    The second half is lower than the first, by more than chance and than anyone would mind; or there are too few.
+    """
     half = len(costs) // 2
-    if half < 2:
-        return False
+    if half < 2 or steps < _TELLING:
+        return "may still be falling"
     before, last = np.array(costs[:half]), np.array(costs[half:])
     error = math.sqrt(before.var(ddof=1) / len(before) + last.var(ddof=1) / len(last))
-    return bool(before.mean() - last.mean() > max(2 * error, _MUCH))
+    return "was still falling" if before.mean() - last.mean() > max(2 * error, _MUCH) else ""
 
 
 class _Best(Callback):

@@ -67,6 +67,18 @@ def test_places_are_checked_before_anything_is_done(
     assert table.read_bytes() == before
 
 
+def test_only_a_page_of_its_own_is_replaced(table: Path) -> None:
+    page = table.with_suffix(".html")
+    page.write_text("<!doctype html><p>My houses")
+    result = bbb("fit", table, "--target", "price", *QUICK)
+    assert "a new file, or a page that bbb wrote: choose another place by --page" in str(result.exception)
+    assert page.read_text() == "<!doctype html><p>My houses"
+    assert not table.with_suffix(".bbb").exists()
+    page.unlink()
+    for _ in range(2):
+        assert bbb("fit", table, "--target", "price", *QUICK).exit_code == 0
+
+
 def test_ctrl_c_leaves_nothing(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = bayesbackprop.tables.rivals
 

@@ -10,8 +10,9 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.class_weight import compute_sample_weight
 
-from bayesbackprop import Normal
-from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesbackprop import Normal, callbacks
+from bayesbackprop.callbacks import Convergence
+from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, _estimator
 from estimators import BOTH, QUICK, Estimator, examples, fitted, said, same
 from ztests import assert_mean
 
@@ -144,6 +145,30 @@ def test_it_warns_where_the_free_energy_still_falls() -> None:
         BayesianMLPRegressor(random_state=0).fit(x, x[:, 0])
 
 
+@pytest.mark.learning
+def test_it_warns_of_runs_that_are_too_short_to_judge_and_not_by_default() -> None:
+    x = np.random.RandomState(0).randn(200, 3)
+    y = x @ [1.0, 2.0, 3.0] + 0.1 * np.random.RandomState(1).randn(200)
+    for passes in (1, 3, 5, 10, 20):
+        with pytest.warns(ConvergenceWarning, match=f"may still be falling after {passes} passes: a larger max_iter"):
+            BayesianMLPRegressor(max_iter=passes, random_state=0).fit(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BayesianMLPRegressor(random_state=0).fit(x, y)
+        BayesianMLPClassifier(random_state=0).fit(x, y > 0)
+
+
+@pytest.mark.identities
+def test_either_library_knows_the_warning_of_a_run_without_a_number_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Convergence, "_has_stopped", lambda *_: False)
+    made = _estimator._Convergence
+    monkeypatch.setattr(_estimator, "_Convergence", lambda: made(first=40, most=40))
+    x, y = examples()
+    for known in (ConvergenceWarning, callbacks.ConvergenceWarning):
+        with pytest.warns(known, match="it has not converged"):
+            BayesianMLPRegressor(max_iter=None, random_state=0).fit(x, y)
+
+
 @pytest.mark.identities
 @BOTH
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
@@ -154,6 +179,7 @@ def test_it_warns_of_inputs_that_are_not_scaled(kind: type[Estimator], factor: f
             kind(**QUICK).fit(rows, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", "The free energy may still be falling")
         kind(**QUICK).fit(np.c_[x, np.zeros(len(x)), np.eye(len(x))], y)  # columns that are rarely not 0 are no reason
 
 
