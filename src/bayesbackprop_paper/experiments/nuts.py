@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesbackprop import (
+    Batches,
     Bayesian,
     Categorical,
     Conditional,
@@ -180,6 +181,13 @@ def readme(problem: Problem, seed: int) -> Found:
     return _drawn(problem, model)
 
 
+def fitted(problem: Problem, seed: int) -> Found:
+    """A diagonal posterior by ``fit`` as it is, until it stops by itself."""
+    model = Bayesian(problem.net(seed), problem.likelihood, problem.prior, seed=seed)
+    fit(model, Batches(problem.inputs, problem.targets, len(problem.inputs)))
+    return _drawn(problem, model)
+
+
 def variational(steps: int, lr: float, draws: int, complexity: str = "closed", **settings: Any) -> Method:
     """A family, trained until it hardly changes. One that takes inputs starts from those of the training set."""
 
@@ -253,6 +261,7 @@ def ivon(problem: Problem, seed: int) -> Found:
 
 METHODS: dict[str, Method] = {
     "README loop": readme,
+    "fit, without epochs": fitted,
     "diagonal": variational(2000, 0.1, 4, estimator="local"),
     "low rank": variational(2000, 0.03, 16, family=LowRank(10)),
     "full covariance": variational(4000, 0.003, 16, family=FullCovariance(), sigma=0.02),
