@@ -76,7 +76,7 @@ _ROWS = 2**12
 _SMALLEST, _LARGEST = 0.1, 10.0
 
 
-class ConvergenceWarning(convergence.ConvergenceWarning, exceptions.ConvergenceWarning):
+class ConvergenceWarning(convergence.ConvergenceWarning, exceptions.ConvergenceWarning):  # type: ignore[misc]
     """A run ended before it had converged: what both libraries call so, for either's filters."""
 
 
