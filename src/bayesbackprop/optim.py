@@ -125,7 +125,8 @@ class Adam(AdamW):
 
         Until then, and after it, these are None: they can be neither read nor clipped, nor unscaled by a
         ``GradScaler``. For that, call ``cost.backward()``, or :meth:`materialise` before. They can be accumulated: what
-        came to ``.grad`` before :meth:`step` is part of it. Where hooks or other ranks wait for gradients, and for
+        came to ``.grad`` before :meth:`step` is part of it. Only :meth:`zero_grad` of the optimiser forgets them, not
+        that of the model. Where hooks or other ranks wait for gradients, and for
         parameters that are not drawn by the kernels in C, this is ``cost.backward()`` itself.
         """
         if not isinstance(cost, Tensor) or cost.numel() != 1 or not cost.requires_grad:
