@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,10 @@ def writers() -> dict[str, Write]:
     def simulation(path: Path, number: int) -> None:
         simulate([PLACES["rows"](1)], KINDS["linear"](seed=1), 5 + 5 * number, path)
 
-    estimators = [BayesianMLPRegressor((4,), max_iter=1 + number, random_state=0).fit(x, x[:, 0]) for number in (0, 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they have not converged
+        few = [BayesianMLPRegressor((4,), max_iter=1 + number, random_state=0) for number in (0, 1)]
+        estimators = [each.fit(x, x[:, 0]) for each in few]
     agents = [KINDS["linear"](seed=number) for number in (0, 1)]
     curves = [calibration(torch.rand(50, 2).softmax(1), torch.arange(50) % 2) for _ in (0, 1)]
     return {

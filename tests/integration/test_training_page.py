@@ -24,8 +24,9 @@ def test_every_block_runs_after_those_before_it(
         exec(block, names)
         lengths.append(len(names["history"]))
     assert lengths[0] == 20
-    assert 3 < lengths[1] <= 20  # stopped early, since what is held out is noise
-    assert lengths[2:] == [4, 4, 2, 2, 2]
+    assert lengths[1] > 100  # until it has converged
+    assert 3 < lengths[2] <= 20  # stopped early, since what is held out is noise
+    assert lengths[3:] == [4, 4, 2, 2, 2]
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["best.safetensors", "checkpoint.safetensors"]
     assert names["lowest"].lowest < float("inf")
     assert "epoch" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from torch import nn
 import bayesbackprop as bbb
 from bayesbackprop import Normal
 from bayesbackprop._networks import drawn_from, from_file, mlp
-from bayesbackprop.sklearn import _network
+from bayesbackprop.sklearn._files import network
 from bayesbackprop_paper.bench.contenders import DROPOUT, SGD, fully_connected
 from bayesbackprop_paper.experiments import mnist
 
@@ -83,7 +83,7 @@ def test_the_estimators_begin_with_the_uniform_weights_of_their_seed(dtype: torc
         for shape in ((outputs, inputs), (outputs,)):
             empty = torch.empty(shape, dtype=dtype)
             weights.append(nn.init.uniform_(empty, -(inputs**-0.5), inputs**-0.5, generator=random))
-    model = _network([3, 5, 2], "tanh", {"kind": "Categorical"}, {"*": Normal(1.0)}, dtype, seed=11)
+    model = network([3, 5, 2], "tanh", {"kind": "Categorical"}, {"*": Normal(1.0)}, dtype, seed=11)
     assert kinds(model.net) == [nn.Linear, nn.Tanh, nn.Linear]
     assert_same(model.net, weights)
 

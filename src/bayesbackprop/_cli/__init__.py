@@ -132,7 +132,7 @@ def _start() -> str:
 app = typer.Typer(
     name="bbb",
     cls=_Commands,
-    help=f"Bayes by Backprop: neural networks that know what they do not know.\n\n{_start()} "
+    help=f"Bayes by Backprop: neural networks that know what they do not know. {_start()} "
     "Commands have a --help. BBB_TRACEBACK=1 shows tracebacks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

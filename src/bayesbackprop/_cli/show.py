@@ -62,7 +62,8 @@ def _model(file: File) -> tuple[dict[str, Any], Table]:
     rows: list[dict[str, Any]] = []
     means = {name.removeprefix("net."): mu for name, mu in file.tensors.items() if name.startswith("net.")}
     bayesian: dict[str, dict[str, Any]] = file.contents["parameters"]
-    families = [dict(group) for group in file.contents.get("families", [])]
+    stored: list[dict[str, Any]] = file.contents.get("families", [])
+    families = [{name: value for name, value in group.items() if name != "units"} for group in stored]
     groups = [(group.pop("names"), group) for group in families]
     # Of which mu and rho say nothing.
     elsewhere = {name for names, family in groups if not is_about_mu(family) for name in names}
@@ -89,7 +90,7 @@ def _model(file: File) -> tuple[dict[str, Any], Table]:
     said += [f"{_call(family)} of {len(names)} parameters together" for names, family in groups]
     table.caption = Text("; ".join([f"likelihood {_call(likelihood)}", *said]))
     described = {"likelihood": likelihood, "seed": file.contents["seed"], "parameters": rows}
-    return described | {"families": file.contents.get("families", [])}, table
+    return described | {"families": stored}, table
 
 
 def _other(file: File) -> tuple[dict[str, Any], Table]:
