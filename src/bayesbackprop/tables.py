@@ -317,7 +317,7 @@ def fit_table(
     Examples:
         >>> frame = pd.DataFrame({"size": range(40, 140), "town": ["Bonn", "Kiel"] * 50})
         >>> frame["price"] = 3.0 * frame["size"] + 20.0 * (frame["size"] % 7) + 50.0 * (frame["town"] == "Kiel")
-        >>> model = fit_table(frame, "price")
+        >>> model = fit_table(frame, "price", epochs=1000)
         >>> [column.kind for column in model.columns]
         ['number', 'category']
         >>> list(model.predict(frame).columns)
