@@ -4,20 +4,11 @@ README.md, beside this file, is the page for the engineer who opens it.
 """
 
 from bayesbackprop._engine.cpu import plain_kernels
-from bayesbackprop._engine.executors import (
-    Draw,
-    Engine,
-    Slots,
-    call_with,
-    costs,
-    evaluating,
-    lock,
-    over_draws,
-    substituting,
-)
+from bayesbackprop._engine.executors import Draw, Engine, costs
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
+from bayesbackprop._engine.substitution import Slots, call_with, evaluating, lock, over_draws, substituting
 
 __all__ = [
     "ESTIMATORS",

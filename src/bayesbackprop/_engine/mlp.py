@@ -27,10 +27,11 @@ from torch.func import vmap
 from torch.nn.modules import module as modules
 
 from bayesbackprop._engine import cpu, ops
-from bayesbackprop._engine.executors import Draw, Engine, Executor, call_with
+from bayesbackprop._engine.executors import Draw, Engine, Executor
 from bayesbackprop._engine.linear import At, Gradients, Layer, add_products
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop._engine.rules import Estimator
+from bayesbackprop._engine.substitution import call_with
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key
 
