@@ -34,8 +34,21 @@ class _Entry(NamedTuple):
     state: dict[str, Tensor]
 
 
+class _Plan(NamedTuple):
+    """Some parameters and what is kept of them, as it was when the kernels were asked whether they can update it."""
+
+    entries: list[_Entry]
+    groups: list[tuple[int, int]]
+    tensors: list[list[Tensor]]  # the parameters, the steps taken, m and v
+    addresses: list[tuple[int, ...]]  # of these, parameter by parameter
+    updatable: bool
+
+
 # What is kept of each parameter, by torch's names: the steps taken, m and v.
 _STATE = ("step", "exp_avg", "exp_avg_sq")
+
+# Plans to keep: for all parameters, and for those that :meth:`Adam.backward` leaves over.
+_PLANS = 4
 
 # Settings of torch's Adam that change what it computes, and their values here.
 _FIXED = {"amsgrad": False, "maximize": False, "differentiable": False}
@@ -74,8 +87,8 @@ class Adam(AdamW):
         ...     optimiser.step()
     """
 
-    # What step() is to compute gradients from, and the entries of the parameters.
-    _postponed: tuple[cpu.Backward, list[_Entry]] | None = None
+    # What step() is to compute gradients from, and the plan of the parameters.
+    _postponed: tuple[cpu.Backward, _Plan] | None = None
 
     def __init__(
         self,
@@ -94,7 +107,12 @@ class Adam(AdamW):
             raise invalid("params", "Adam", _PARAMS, params)
         settings = _checked({"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         super().__init__(listed, **settings, fused=fused)
+        self._plans: dict[tuple[int, ...], _Plan] = {}
         self._step_supports_amp_scaling = False  # a GradScaler is to scale the gradients itself
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._plans = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with settings of their own, as fine-tuning needs it that unfreezes layer by layer."""
@@ -160,16 +178,16 @@ class Adam(AdamW):
         """Whether :meth:`step` can do this, and nobody else waits for its gradients."""
         if self._postponed is not None or given.drawn.odd or dist.is_initialized():
             return False
-        groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
-        for parameter in given.updated:
-            if parameter not in groups or not parameter.requires_grad or parameter.grad is not None:
+        updated = given.updated
+        for parameter in updated:
+            if not parameter.requires_grad or parameter.grad is not None:
                 return False
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 return False
-        entries = [self._entry(parameter, groups[parameter]) for parameter in given.updated]
-        if not _updatable(entries):
+        plan = self._plan(updated)
+        if plan is None or not plan.updatable:
             return False
-        self._postponed = given, entries
+        self._postponed = given, plan
         return True
 
     @overload
@@ -190,28 +208,76 @@ class Adam(AdamW):
             with torch.enable_grad():
                 loss = closure()
         self._step_postponed()
-        given = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
-        if any(parameter.grad.layout is not torch.strided for parameter, _ in given):
+        given = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if not given:
+            return loss
+        if any(parameter.grad.layout is not torch.strided for parameter in given):
             raise RuntimeError("Adam takes no sparse gradients: take torch.optim.SparseAdam for what has them.")
-        entries = [self._entry(*each) for each in given]
-        ours = _readable(entries)
+        ours = self._readable(given)
         if ours:
-            cpu.adam([each.parameter for each in ours], _next(ours))
-        if len(ours) < len(entries):
-            done = {each.parameter for each in ours}
+            cpu.adam([each.parameter for each in ours.entries], _next(ours))
+        if ours is None or len(ours.entries) < len(given):
+            done = {each.parameter for each in ours.entries} if ours else set()
             for group in self.param_groups:
-                _step_by_torch([each for each in entries if each.group is group and each.parameter not in done], group)
+                left = [p for p in group["params"] if p.grad is not None and p not in done]
+                _step_by_torch([self._entry(parameter, group) for parameter in left], group)
         return loss
 
     def _step_postponed(self) -> None:
         if self._postponed is None:
             return
-        given, entries = self._postponed
+        given, plan = self._postponed
         if any(parameter.grad is not None for parameter in given.updated):  # which came another way since
             self.materialise()
         else:
             self._postponed = None
-            cpu.backward_adam(given, _next(entries))
+            cpu.backward_adam(given, _next(plan))
+
+    def _readable(self, given: list[Tensor]) -> _Plan | None:
+        """A plan of those that the kernel can update."""
+        if not cpu.available() or not cpu.kernels_wanted() or cpu.traced():
+            return None
+        plan = self._plan(given)
+        if plan and plan.updatable and cpu.have_gradients(given):
+            return plan
+        some = [each for each in given if cpu.have_gradients([each]) and self._make_plan([each]).updatable]
+        return self._plan(some) if some else None
+
+    def _plan(self, parameters: list[Tensor]) -> _Plan | None:
+        """The plan of parameters, made once and revalidated at each use; None if not all are the optimiser's."""
+        known = self._plans.get(key := tuple(map(id, parameters)))
+        if known is None or not self._valid(known):
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            groups = {parameter for group in self.param_groups for parameter in group["params"]}
+            if not groups.issuperset(parameters):
+                return None
+            known = self._plans[key] = self._make_plan(parameters)
+        return known
+
+    def _make_plan(self, parameters: list[Tensor]) -> _Plan:
+        groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
+        entries = [self._entry(parameter, groups[parameter]) for parameter in parameters]
+        for _, _, state in entries:
+            if state["step"].dtype is not torch.float32 or not state["step"].is_cpu:
+                state["step"] = state["step"].to("cpu", torch.float32)
+        tensors = [parameters, *([each.state[name] for each in entries] for name in _STATE)]
+        updatable = cpu.updatable(tensors[0], *tensors[2:])
+        return _Plan(entries, self._group_sizes(), tensors, _addresses(tensors), updatable)
+
+    def _valid(self, plan: _Plan) -> bool:
+        """Whether all parameters, groups, and what is kept are still those of the plan, in the same memory."""
+        for (parameter, _, state), _, *kept in zip(plan.entries, *plan.tensors, strict=True):
+            if self.state.get(parameter) is not state:
+                return False
+            for name, tensor in zip(_STATE, kept, strict=True):
+                if state.get(name) is not tensor:
+                    return False
+        return plan.groups == self._group_sizes() and plan.addresses == _addresses(plan.tensors)
+
+    def _group_sizes(self) -> list[tuple[int, int]]:
+        """The groups, and how many parameters each has."""
+        return [(id(group), len(group["params"])) for group in self.param_groups]
 
     def _entry(self, parameter: Tensor, group: dict[str, Any]) -> _Entry:
         state = self.state[parameter]
@@ -222,29 +288,22 @@ class Adam(AdamW):
         return _Entry(parameter, group, state)
 
 
-def _readable(entries: list[_Entry]) -> list[_Entry]:
-    """Those that the kernel can update."""
-    if not cpu.available() or not cpu.kernels_wanted() or cpu.traced():
-        return []
-    return entries if _updatable(entries) else [each for each in entries if _updatable([each])]
+def _addresses(tensors: list[list[Tensor]]) -> list[tuple[int, ...]]:
+    return list(zip(*(map(Tensor.data_ptr, some) for some in tensors), strict=True))
 
 
-def _updatable(entries: list[_Entry]) -> bool:
-    parameters = [each.parameter for each in entries]
-    return cpu.updatable(parameters, *([each.state[name] for each in entries] for name in _STATE[1:]))
-
-
-def _next(entries: list[_Entry]) -> cpu.Moments:
+def _next(plan: _Plan) -> cpu.Moments:
     """What the kernels need for the next step, which they count."""
     numbers: list[tuple[float, ...]] = []
-    for _, group, state in entries:
-        if state["step"].dtype is not torch.float32 or not state["step"].is_cpu:
-            state["step"] = state["step"].to("cpu", torch.float32)
-        step, lr, (beta1, beta2) = state["step"].item() + 1, float(group["lr"]), group["betas"]
-        rate, scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
-        numbers.append((rate, scale, beta1, beta2, group["eps"], 1 - lr * group["weight_decay"]))
-    steps, m, v = ([each.state[name] for each in entries] for name in _STATE)
-    return cpu.Moments(steps, m, v, numbers)
+    known: dict[tuple[int, float], tuple[float, ...]] = {}
+    for _, group, state in plan.entries:
+        step = state["step"].item() + 1
+        if (id(group), step) not in known:
+            lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+            rate, scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+            known[id(group), step] = (rate, scale, beta1, beta2, group["eps"], 1 - lr * group["weight_decay"])
+        numbers.append(known[id(group), step])
+    return cpu.Moments([kept for _, *kept in plan.addresses], numbers)  # type: ignore[misc]
 
 
 def _step_by_torch(entries: list[_Entry], group: dict[str, Any]) -> None:

@@ -42,8 +42,9 @@ if _cpu is not None:
     _N, _STREAM, _WIDE, _BEFORE = map(_NAMES.index, ("n", "stream", "wide", "before"))
     _MU, _RHO, _CENTRE, _W = map(_NAMES.index, ("mu", "rho", "centre", "w"))
     _GW, _GM, _GV, _GMU, _GRHO = map(_NAMES.index, ("gw", "gm", "gv", "gmu", "grho"))
-    # Where that begins which Adam needs to know of mu, and of rho.
-    _OF_MU, _OF_RHO = map(_NAMES.index, ("mu_step", "rho_step"))
+    # Where that begins which Adam needs to know of mu, and of rho; and its form, three addresses and six numbers.
+    _OF_MU, _OF_RHO = (8 * _NAMES.index(name) for name in ("mu_step", "rho_step"))
+    _OF_ONE = struct.Struct("=3q6d")
     _KINDS = [_cpu.PRIORS.split().index(kind) for kind in PRIOR_KINDS]
 
 
@@ -366,9 +367,7 @@ def _fill(kernel: Callable[..., float], out: Tensor, key: Key, stream: int, many
 class Moments(NamedTuple):
     """What Adam keeps of some tensors, in the order of the table, and the numbers of its next step."""
 
-    steps: Sequence[Tensor]  # taken before, each a float32
-    m: Sequence[Tensor]
-    v: Sequence[Tensor]
+    addresses: Sequence[tuple[int, ...]]  # of the steps taken before, a float32, and of m and v
     numbers: Sequence[tuple[float, ...]]  # rate, scale, beta1, beta2, eps and keep
 
 
@@ -426,23 +425,32 @@ def postponed(
 
 
 def updatable(tensors: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
-    """Whether the kernels can read the gradients of tensors, if there are any, and update all the rest in place."""
+    """Whether the kernels can update tensors, and what Adam keeps of them, in place."""
     changed, shapes, dtypes = [*tensors, *m, *v], list(map(_shape, tensors)), list(map(_dtype, tensors))
-    every = [*changed, *(tensor if tensor.grad is None else tensor.grad for tensor in tensors)]
     return (
         {*map(type, tensors)} <= _PLAIN
         and {*dtypes} <= {*TYPES}
-        and all(map(_is_cpu, every))
-        and list(map(_dtype, every)) == 4 * dtypes
-        and list(map(_shape, every)) == 4 * shapes
+        and all(map(_is_cpu, changed))
+        and list(map(_dtype, changed)) == 3 * dtypes
+        and list(map(_shape, changed)) == 3 * shapes
         and all(map(Tensor.numel, tensors))
         and _readable(changed)
         and not any(tensor.data_ptr() % tensor.itemsize for tensor in changed)
     )
 
 
+def have_gradients(tensors: Sequence[Tensor]) -> bool:
+    """Whether the kernels can read the gradients of tensors."""
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    return (
+        all(map(_is_cpu, gradients))
+        and list(map(_dtype, gradients)) == list(map(_dtype, tensors))
+        and list(map(_shape, gradients)) == list(map(_shape, tensors))
+    )
+
+
 def adam(tensors: Sequence[Tensor], moments: Moments) -> None:
-    """A step of Adam on tensors that are :func:`updatable`."""
+    """A step of Adam on tensors that are :func:`updatable` and :func:`have_gradients`."""
     rows, held = bytearray(_ROW.size * len(tensors)), list[Tensor]()
     with memoryview(rows) as view, view.cast("q") as words:
         words[_N::_WORDS] = array("q", map(Tensor.numel, tensors))
@@ -461,18 +469,14 @@ def backward_adam(given: Backward, moments: Moments) -> None:
     rows, held, half = bytearray(now.rows), list[Tensor](), len(given.ws)
     _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip((_GM, _GV), given.besides, strict=False))}, held)
     for first, part in ((_OF_MU, slice(half)), (_OF_RHO, slice(half, None))):
-        _write_moments(rows, first, Moments(*(each[part] for each in moments)))  # type: ignore[arg-type]
+        _write_moments(rows, first, Moments(moments.addresses[part], moments.numbers[part]))
     _cpu.backward_adam(rows, torch.get_num_threads(), 0, 0, 0, given.complexity_gradient)
     _changed(given.updated)
 
 
 def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:
-    *kept, numbers = moments
-    with memoryview(rows) as view, view.cast("q") as words, view.cast("d") as reals:
-        for column, tensors in enumerate(kept, first):
-            words[column::_WORDS] = array("q", map(Tensor.data_ptr, tensors))
-        for column, values in enumerate(zip(*numbers, strict=True), first + len(kept)):
-            reals[column::_WORDS] = array("d", values)
+    for place, (addresses, numbers) in enumerate(zip(*moments, strict=True)):
+        _OF_ONE.pack_into(rows, place * _ROW.size + first, *addresses, *numbers)
 
 
 def _changed(tensors: Iterable[Tensor]) -> None:
