@@ -111,7 +111,7 @@ class Adam(AdamW):
         self._step_supports_amp_scaling = False  # a GradScaler is to scale the gradients itself
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._plans = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -267,12 +267,12 @@ class Adam(AdamW):
 
     def _valid(self, plan: _Plan) -> bool:
         """Whether all parameters, groups, and what is kept are still those of the plan, in the same memory."""
-        for (parameter, _, state), _, *kept in zip(plan.entries, *plan.tensors, strict=True):
+        for parameter, _, state in plan.entries:
             if self.state.get(parameter) is not state:
                 return False
-            for name, tensor in zip(_STATE, kept, strict=True):
-                if state.get(name) is not tensor:
-                    return False
+        for name, kept in zip(_STATE, plan.tensors[1:], strict=True):
+            if any(entry.state.get(name) is not tensor for entry, tensor in zip(plan.entries, kept, strict=True)):
+                return False
         return plan.groups == self._group_sizes() and plan.addresses == _addresses(plan.tensors)
 
     def _group_sizes(self) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesbackprop._engine import ops
+from bayesbackprop._engine import cpu, ops
 from bayesbackprop._engine.checkpointing import refuse_checkpointing
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop.noise import Role, stream
@@ -154,7 +154,7 @@ class Rules(TorchFunctionMode):
                 replaced["bias"] = bias.q.variance if bias else None
             variance = call(weight=site.q.variance, **replaced)
             zeta = self._noise(ops.normal, tuple(mean.shape), site, Role.ACTIVATION, mean)
-            return mean + _sqrt(variance) * zeta
+            return _spread(mean, variance, zeta)
         replaced = {}
         if operation.linear_in:
             x = named[operation.linear_in[0]]
@@ -164,7 +164,7 @@ class Rules(TorchFunctionMode):
             replaced["bias"] = self._deviation(bias) if bias else None
         deviation = call(weight=self._deviation(site), **replaced)
         r = self._noise(ops.signs, _sign_shape(mean, operation.channel), site, Role.OUTPUT_SIGN, mean)
-        return mean + r * deviation
+        return torch.addcmul(mean, r, deviation)
 
     def _noise(
         self, generator: Callable[..., Tensor], shape: tuple[int, ...], site: Site, role: Role, like: Tensor
@@ -201,7 +201,29 @@ def _sign_shape(x: Tensor, channel: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _sqrt(variance: Tensor) -> Tensor:
-    """sqrt, with gradient 0 instead of NaN where the variance is exactly 0 (a dead unit, an all-zero input)."""
+def _spread(mean: Tensor, variance: Tensor, zeta: Tensor) -> Tensor:
+    """mean + sqrt(variance) * zeta, whose gradient is 0 and not NaN where the variance is exactly 0.
+
+    It is 0 for a dead unit, and for an input that is all zeros.
+    """
+    if cpu.kernels_wanted() and not cpu.traced():
+        return _Spread.apply(mean, variance, zeta)  # type: ignore[no-any-return, no-untyped-call]
     positive = variance > 0
-    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
+    return mean + torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0) * zeta
+
+
+class _Spread(torch.autograd.Function):
+    """The same in half of the passes over memory, and with one tensor to keep."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, zeta: Tensor) -> Tensor:
+        deviation = variance.sqrt()
+        output = torch.addcmul(mean, deviation, zeta)
+        if ctx.needs_input_grad[1]:
+            ctx.save_for_backward(torch.div(zeta, deviation.mul_(2), out=deviation).nan_to_num_(0.0, 0.0, 0.0))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        cpu.refuse_second_derivatives()
+        return gradient, gradient * ctx.saved_tensors[0] if ctx.needs_input_grad[1] else None, None
