@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Laplace, Normal, ScaleMixture, plain_kernels
+from bayesbackprop import (
+    Adam,
+    Bayesian,
+    Categorical,
+    FreeEnergy,
+    Laplace,
+    LogDensity,
+    Normal,
+    ScaleMixture,
+    plain_kernels,
+)
 
 pytestmark = pytest.mark.equivalence
 
@@ -20,48 +30,66 @@ PATHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "closed, laplace": ({"prior": Laplace(0.5)}, {"complexity": "closed"}),
     "sampled, four draws": ({"prior": ScaleMixture()}, {"draws": 4}),
     "closed, four draws": ({"prior": Laplace(0.5)}, {"complexity": "closed", "draws": 4}),
+    "flipout": ({"prior": ScaleMixture(), "estimator": "flipout"}, {}),
+    "local": ({"prior": ScaleMixture(), "estimator": "local"}, {}),
+    "local, closed": ({"prior": Normal(0.5), "estimator": "local"}, {"complexity": "closed"}),
+    "a prior of one's own": ({"prior": LogDensity(lambda w: -0.5 * (1 + w.square()).log())}, {}),
     "closed, both": ({"prior": {"*.bias": Normal(0.5), "*": Laplace(0.2)}, "centre": "net"}, {"complexity": "closed"}),
 }
 
 
-def objective(path: str) -> FreeEnergy:
+# So many weights that their memory is used again.
+NETS = {
+    "fully connected": lambda: nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 4)),
+    "convolutional": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 16, 16)), nn.Conv2d(1, 8, 4, stride=4), nn.Softplus(), nn.Flatten(), nn.Linear(128, 4)
+    ),
+}
+
+
+def objective(path: str, net: str = "fully connected") -> FreeEnergy:
     of_model, of_objective = PATHS[path]
     torch.manual_seed(0)
-    # So many weights that their memory is used again.
-    net = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 4))
-    model = Bayesian(net, Categorical(), **of_model, sigma=0.05, seed=1)
+    model = Bayesian(NETS[net](), Categorical(), **of_model, sigma=0.05, seed=1)
     return FreeEnergy(model, n=500, **of_objective).double()
 
 
-def train(free_energy: FreeEnergy, call: Any) -> list[Tensor]:
+def train(free_energy: FreeEnergy, call: Any, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> list[Tensor]:
     """The costs of all steps, and the parameters after the last."""
-    optimiser = torch.optim.Adam(free_energy.parameters(), lr=1e-3)
+    optimiser = kind(free_energy.parameters(), lr=1e-3)  # type: ignore[call-arg]
     generator = torch.Generator().manual_seed(2)
     costs: list[Tensor] = []
     for _ in range(STEPS):
         x = torch.randn(10, 256, generator=generator, dtype=torch.float64)
         optimiser.zero_grad()
         cost = call(x, torch.randint(4, (10,), generator=generator))
-        cost.backward()
+        optimiser.backward(cost) if isinstance(optimiser, Adam) else cost.backward()
         optimiser.step()
         costs.append(cost.detach().clone())
     return [torch.stack(costs), *(parameter.detach() for parameter in free_energy.parameters())]
 
 
-def assert_same_training(fast: FreeEnergy, call: Any) -> None:
+def assert_same_training(fast: FreeEnergy, call: Any, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> None:
     plain = copy.deepcopy(fast)
     before = [parameter.detach().clone() for parameter in fast.parameters()]
-    found = train(fast, call)
+    found = train(fast, call, kind)
     with plain_kernels():
         expected = train(plain, plain)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
     assert all(bool((now - first).abs().max() > 0.005) for now, first in zip(found[1:], before, strict=True))
 
 
+@pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("path", PATHS)
-def test_a_hundred_steps_are_those_of_the_equations(path: str) -> None:
-    fast = objective(path)
+def test_a_hundred_steps_are_those_of_the_equations(path: str, net: str) -> None:
+    fast = objective(path, net)
     assert_same_training(fast, fast)
+
+
+@pytest.mark.parametrize("path", ["sampled", "flipout", "local", "closed, both"])
+def test_a_hundred_steps_of_our_adam_are_those_of_torch_on_the_equations(path: str) -> None:
+    fast = objective(path)
+    assert_same_training(fast, fast, Adam)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's compiler
