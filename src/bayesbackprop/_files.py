@@ -21,19 +21,19 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from bayesbackprop._errors import Described, check_finite, invalid, is_finite
 from bayesbackprop._version import __version__
@@ -52,6 +52,7 @@ _METADATA, _ALIGNED = "__metadata__", 8
 
 # Bytes that are written or read at a time: they stay in the processor's cache, and are whole numbers of every type.
 _PIECE = 2**20
+_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
 
 # The longest JSON in characters, its deepest nesting, and the largest counter: above it a float skips integers.
 _LONGEST, _DEEPEST, _LARGEST = 2**26, 64, 2**53
@@ -113,10 +114,6 @@ class File:
     understanding: Callable[..., AbstractContextManager[None]]
 
 
-# A part of a tensor: its name, which numbers of the flat tensor these are, and they themselves.
-Piece = tuple[str, slice, Tensor]
-
-
 @dataclass(frozen=True)
 class OpenFile(File):
     """A file whose tensors are still on the disk: in ``tensors`` they have shapes and types, and no values.
@@ -131,35 +128,43 @@ class OpenFile(File):
     places: dict[str, int]
     written: int
 
-    def pieces(self) -> Iterator[Piece]:
-        """The values by name, in pieces, each of which overwrites the one before; of an empty tensor an empty one."""
-        buffer = torch.empty(_PIECE, dtype=torch.uint8)
-        for name, tensor in sorted(self.tensors.items()):
-            self.stream.seek(self.places[name])
-            numbers = _PIECE // tensor.itemsize
-            for first in range(0, max(1, tensor.numel()), numbers):
-                where = slice(first, min(first + numbers, tensor.numel()))
-                piece = buffer[: (where.stop - first) * tensor.itemsize]
-                if self.stream.readinto(piece.numpy().data) < len(piece):
-                    raise ValueError(f"it ends in '{name}'")  # it was whole when it was opened
-                yield name, where, piece.view(tensor.dtype)
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """The bytes of a tensor; each piece overwrites the one before."""
+        left, buffer = self.tensors[name].nbytes, memoryview(bytearray(_PIECE))
+        self.stream.seek(self.places[name])
+        while left:
+            piece = buffer[:left]
+            self._read(piece, name)
+            left -= len(piece)
+            yield piece
 
     def check_finite(self, owner: str, infinite: Container[str] = ()) -> None:
         """Refuse numbers that are not finite, as :func:`check_same` does."""
-        odd = {name for name, _, piece in self.pieces() if piece.is_floating_point() and not is_finite(piece)}
-        found = {name: torch.empty_like(self.tensors[name], device="cpu") for name in sorted(odd)}
-        _copy(self.pieces(), found)
-        check_same(owner, found, found, infinite)
+        floats = {name: tensor.dtype for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        for name, dtype in floats.items():
+            if not all(_is_finite(torch.frombuffer(piece, dtype=dtype)) for piece in self.pieces(name)):
+                found = {name: _empty(self.tensors[name])}
+                self.copy_to(found)
+                check_same(owner, found, found, infinite)
 
     def copy_to(self, targets: Mapping[str, Tensor]) -> None:
-        """Give ``targets`` the values; names, shapes and types must agree.
+        """Give ``targets`` the values; shapes and types must agree.
 
-        The values are those whose checksum was right: nobody has written to the file since. Who does while they are
-        copied, in place, which this library never does, is noticed too, but then ``targets`` have some of them.
+        If the file has been written to since it was opened, ``targets`` stay as they are. If it is at this moment, they
+        do not. This library writes to no file that has its name.
         """
         self._check_unwritten()
-        _copy(self.pieces(), targets)
+        for name, target in targets.items():
+            inside = target.device.type == "cpu" and target.is_contiguous()
+            memory = target.detach() if inside else _empty(target)
+            self.stream.seek(self.places[name])
+            self._read(_bytes_of(memory), name)
+            increment_version(target) if inside else target.detach().copy_(memory)
         self._check_unwritten()
+
+    def _read(self, memory: memoryview, name: str) -> None:
+        if self.stream.readinto(memory) < len(memory):
+            raise ValueError(f"it ends in '{name}'")  # it was whole when it was opened
 
     def _check_unwritten(self) -> None:
         if os.fstat(self.stream.fileno()).st_mtime_ns != self.written:
@@ -193,8 +198,9 @@ def writing(path: StrPath, kind: Kind, contents: Mapping[str, Any]) -> Iterator[
 def read(path: StrPath, kind: Kind | None, owner: str) -> File:
     """The file of this kind, or (None) of any, at ``path``, of this format or an older one. Errors name ``owner``."""
     with _unchecked(path, kind, owner) as (file, seal), file.understanding():
-        tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in file.tensors.items()}
-        _copy(_checked(file, seal), tensors)
+        tensors = {name: _empty(tensor) for name, tensor in file.tensors.items()}
+        file.copy_to(tensors)
+        _check_seal(seal, tensors, lambda name: [_bytes_of(tensors[name])])
         return File(file.format, file.kind, file.version, tensors, file.contents, file.understanding)
 
 
@@ -202,10 +208,8 @@ def read(path: StrPath, kind: Kind | None, owner: str) -> File:
 def reading(path: StrPath, kind: Kind | None, owner: str) -> Iterator[OpenFile]:
     """As :func:`read`, for those who have memory for the values: its checksum is checked, and nothing is kept."""
     with _unchecked(path, kind, owner) as (file, seal):
-        if seal is not None:
-            with file.understanding():
-                for _ in _checked(file, seal):
-                    pass
+        with file.understanding():
+            _check_seal(seal, file.tensors, file.pieces)
         yield file
 
 
@@ -299,24 +303,22 @@ def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -
 
 
 def _put(stream: BinaryIO, text: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write a whole safetensors file with the JSON ``text``, whose last brace is missing, sealed by a checksum.
+    """Write a whole safetensors file with the JSON ``text``, whose last brace is missing, and a checksum in it.
 
     Each piece is copied before it is summed and written: whatever happens to a tensor meanwhile, the checksum is that
-    of the file. The header precedes the tensors and has the checksum, so that it is written at last.
+    of the file. The header is written last, since it has the checksum; its length is known before.
     """
-    seal = _Seal(text)
-    header, places = _layout(tensors, seal.text())
-    start, at = len(_encoded(header)), 0
-    buffer = torch.empty(_PIECE, dtype=torch.uint8)
-    for name, tensor in sorted(tensors.items()):
-        seal.begin(name, tensor)
-        if at != start + places[name]:  # types of other sizes stand in another order
-            at = stream.seek(start + places[name])
-        for piece in tensor.detach().contiguous().reshape(-1).view(torch.uint8).split(_PIECE):
-            content = buffer[: len(piece)].copy_(piece).numpy().data
-            seal.update(content)
-            at += stream.write(content)
-    header[_METADATA] = {_KEY: seal.text()}
+    header, places = _layout(tensors, _sealed(text, {}, lambda _: ()))
+
+    def write(name: str) -> Iterator[bytes]:
+        stream.seek(start + places[name])
+        for piece in tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).split(_PIECE):
+            content = piece.cpu().numpy().tobytes()
+            stream.write(content)
+            yield content
+
+    start = len(_encoded(header))
+    header[_METADATA] = {_KEY: _sealed(text, tensors, write)}
     stream.seek(0)
     stream.write(_encoded(header))
 
@@ -340,48 +342,44 @@ def _encoded(header: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _checked(file: OpenFile, seal: str | None) -> Iterator[Piece]:
-    """The pieces of ``file``; after the last an error if the checksum in ``seal``, unless None, is not that of them."""
-    found = None if seal is None else _Seal(seal.rpartition(_CHECKSUM)[0])
-    for name, where, piece in file.pieces():
-        if found is not None:
-            if not where.start:
-                found.begin(name, file.tensors[name])
-            found.update(piece.view(torch.uint8).numpy().data)
-        yield name, where, piece
-    if found is not None and seal != found.text():
+def _sealed(text: str, tensors: Mapping[str, Tensor], contents: Callable[[str], Iterable[bytes | memoryview]]) -> str:
+    """The JSON ``text`` of a mapping, whose last brace is missing, with a checksum as its last entry.
+
+    It is that of the text, and of the names, types and shapes of the tensors and their ``contents``.
+    """
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        for content in contents(name):
+            digest.update(content)
+    return f'{text}{_CHECKSUM}"{digest.hexdigest()}"}}'
+
+
+def _check_seal(
+    seal: str | None, tensors: Mapping[str, Tensor], contents: Callable[[str], Iterable[bytes | memoryview]]
+) -> None:
+    """Refuse a JSON text whose checksum is not that of these; None is that of an old file, which has none."""
+    if seal is not None and seal != _sealed(seal.rpartition(_CHECKSUM)[0], tensors, contents):
         raise ValueError("its checksum is missing, or that of other contents")
 
 
-def _copy(pieces: Iterator[Piece], targets: Mapping[str, Tensor]) -> None:
-    """Copy what ``targets`` names; the pieces of a tensor come one after the other."""
-    for name, parts in groupby(pieces, key=itemgetter(0)):
-        if name in targets:
-            target = targets[name].detach()
-            flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
-            for _, where, piece in parts:
-                flat[where].copy_(piece)
-            if not target.is_contiguous():
-                target.copy_(flat.view(target.shape))
+def _empty(tensor: Tensor) -> Tensor:
+    """Memory for such a tensor."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-class _Seal:
-    """The checksum of a file: of its JSON, and of the names, types, shapes and bytes of its tensors, in their order."""
+def _bytes_of(tensor: Tensor) -> memoryview:
+    memory: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    return memory
 
-    def __init__(self, text: str) -> None:
-        self._text, self._digest = text, hashlib.sha256(text.encode())
 
-    def begin(self, name: str, tensor: Tensor) -> None:
-        """The next bytes are those of this tensor."""
-        self._digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+def _is_finite(piece: Tensor) -> bool:
+    """Whether all numbers are finite.
 
-    def update(self, content: memoryview) -> None:
-        """Take in some bytes of a tensor."""
-        self._digest.update(content)
-
-    def text(self) -> str:
-        """The JSON with the checksum as its last entry."""
-        return f'{self._text}{_CHECKSUM}"{self._digest.hexdigest()}"}}'
+    By numpy, where it knows the type: torch shares even a piece among its threads, which wait for each other, on a busy
+    machine for longer than it takes to read the file.
+    """
+    return bool(np.isfinite(piece.numpy()).all()) if piece.dtype in _OF_NUMPY else is_finite(piece)
 
 
 def _is_deep(value: Any, levels: int = _DEEPEST) -> bool:
