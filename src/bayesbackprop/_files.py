@@ -121,16 +121,17 @@ class OpenFile(File):
     Attributes:
         stream: The file.
         places: The first byte of each tensor.
-        written: When the file was last written to, in nanoseconds, before anything was read.
+        written: How long the file was when it was opened, and when it had last been written to, in nanoseconds.
     """
 
     stream: io.BufferedReader
     places: dict[str, int]
-    written: int
+    written: tuple[int, int]
 
     def pieces(self, name: str) -> Iterator[memoryview]:
         """The bytes of a tensor; each piece overwrites the one before."""
-        left, buffer = self.tensors[name].nbytes, memoryview(bytearray(_PIECE))
+        left = self.tensors[name].nbytes
+        buffer = memoryview(bytearray(min(left, _PIECE)))
         self.stream.seek(self.places[name])
         while left:
             piece = buffer[:left]
@@ -150,8 +151,9 @@ class OpenFile(File):
     def copy_to(self, targets: Mapping[str, Tensor]) -> None:
         """Give ``targets`` the values; shapes and types must agree.
 
-        If the file has been written to since it was opened, ``targets`` stay as they are. If it is at this moment, they
-        do not. This library writes to no file that has its name.
+        A file that another program has written to since it was opened is refused, and ``targets`` stay as they are.
+        One that is written to at this very moment is refused as well, but too late for them. It takes a program that
+        writes in place, as this library never does.
         """
         self._check_unwritten()
         for name, target in targets.items():
@@ -159,7 +161,10 @@ class OpenFile(File):
             memory = target.detach() if inside else _empty(target)
             self.stream.seek(self.places[name])
             self._read(_bytes_of(memory), name)
-            increment_version(target) if inside else target.detach().copy_(memory)
+            if inside:
+                increment_version(target)  # as every operation of torch does
+            else:
+                target.detach().copy_(memory)
         self._check_unwritten()
 
     def _read(self, memory: memoryview, name: str) -> None:
@@ -167,7 +172,7 @@ class OpenFile(File):
             raise ValueError(f"it ends in '{name}'")  # it was whole when it was opened
 
     def _check_unwritten(self) -> None:
-        if os.fstat(self.stream.fileno()).st_mtime_ns != self.written:
+        if _written(self.stream) != self.written:
             raise ValueError("another program wrote to it while it was read")
 
 
@@ -206,7 +211,7 @@ def read(path: StrPath, kind: Kind | None, owner: str) -> File:
 
 @contextmanager
 def reading(path: StrPath, kind: Kind | None, owner: str) -> Iterator[OpenFile]:
-    """As :func:`read`, for those who have memory for the values: its checksum is checked, and nothing is kept."""
+    """As :func:`read`, without its own copy of the tensors: the checksum is right, and the values can be read again."""
     with _unchecked(path, kind, owner) as (file, seal):
         with file.understanding():
             _check_seal(seal, file.tensors, file.pieces)
@@ -237,7 +242,7 @@ def _unchecked(path: StrPath, kind: Kind | None, owner: str) -> Iterator[tuple[O
     """A file whose checksum has not been compared, and the text that has it; None where an old file has none."""
     refusal = partial(_refusal, path, owner, kind)
     with _opened(path, owner, refusal) as (stream, known, header):
-        written = os.fstat(stream.fileno()).st_mtime_ns
+        written = _written(stream)
         if kind is not None and header["kind"] != kind:
             raise refusal(f"which holds {_article(header['kind'])}")
         understanding, text = partial(_understanding, refusal), header.pop("text")
@@ -325,7 +330,7 @@ def _put(stream: BinaryIO, text: str, tensors: Mapping[str, Tensor]) -> None:
 
 def _layout(tensors: Mapping[str, Tensor], text: str) -> tuple[dict[str, Any], dict[str, int]]:
     """The header of a safetensors file, and where each tensor begins behind it, in the order of safetensors."""
-    empty = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in tensors.items()}
+    empty = {name: torch.empty(0, dtype=tensor.dtype, device="cpu") for name, tensor in tensors.items()}
     header: dict[str, Any] = json.loads(safetensors.torch.save(empty, metadata={_KEY: text})[8:])
     places: dict[str, int] = {}
     end = 0
@@ -363,9 +368,14 @@ def _check_seal(
         raise ValueError("its checksum is missing, or that of other contents")
 
 
+def _written(stream: io.BufferedReader) -> tuple[int, int]:
+    status = os.fstat(stream.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
 def _empty(tensor: Tensor) -> Tensor:
     """Memory for such a tensor."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
