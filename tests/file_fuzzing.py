@@ -38,10 +38,10 @@ from torch import Tensor, nn
 import bayesbackprop as bbb
 from bayesbackprop import bandits
 from bayesbackprop._cli import show
-from bayesbackprop._files import sealed
 from bayesbackprop.callbacks import Averaging, Best, Callback, Checkpoint
 from bayesbackprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesbackprop.training import Batches, DivergenceError, Run, fit
+from rewriting import sealed
 
 Outcome = Literal["refused", "equal", "as written", "wrong", "raw", "hung"]
 _FORM = re.compile(r"The '.+' parameter of .+ must be .+\. Got .+ instead\.", re.DOTALL)

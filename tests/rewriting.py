@@ -1,15 +1,15 @@
 """Files of the library with something changed in them."""
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
-
-from bayesbackprop._files import sealed
 
 KEY = "bayesbackprop"
 
@@ -32,3 +32,15 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], An
     if text is None:
         text = json.dumps(header) if checksum is None else sealed(json.dumps(header)[:-1], tensors)
     safetensors.torch.save_file(tensors, path, metadata={KEY: text})
+
+
+def sealed(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """The JSON ``text`` of a mapping, whose last brace is missing, with a checksum as its last entry.
+
+    It is that of the text, and of the names, types, shapes and bytes of the tensors.
+    """
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return f'{text}, "checksum": "{digest.hexdigest()}"}}'

@@ -6,10 +6,14 @@ checksum of all that and of the tensors. Reading a file never runs code.
 
 safetensors itself checks, before anything is allocated, that the header and every tensor lie within the file and that
 shapes and types agree with their bytes. What JSON claims is checked here and by the readers of each kind.
+
+Tensors are written and read in pieces, so that a file of any size needs one small buffer. The file is not mapped into
+memory: one that somebody cuts short would end the process.
 """
 
 import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -17,19 +21,21 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from bayesbackprop._errors import Described, check_finite, invalid
+from bayesbackprop._errors import Described, check_finite, invalid, is_finite
 from bayesbackprop._version import __version__
 
 StrPath = str | os.PathLike[str]
@@ -41,6 +47,12 @@ FORMAT = 3
 _KEY = "bayesbackprop"
 # What precedes the checksum in the JSON; it is the last entry, from format 3 on.
 _CHECKSUM = ', "checksum": '
+# What safetensors calls the metadata in its header, whose length is a multiple of so many bytes.
+_METADATA, _ALIGNED = "__metadata__", 8
+
+# Bytes that are written or read at a time: they stay in the processor's cache, and are whole numbers of every type.
+_PIECE = 2**20
+_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
 
 # The longest JSON in characters, its deepest nesting, and the largest counter: above it a float skips integers.
 _LONGEST, _DEEPEST, _LARGEST = 2**26, 64, 2**53
@@ -102,36 +114,113 @@ class File:
     understanding: Callable[..., AbstractContextManager[None]]
 
 
+@dataclass(frozen=True)
+class OpenFile(File):
+    """A file whose tensors are still on the disk: in ``tensors`` they have shapes and types, and no values.
+
+    Attributes:
+        stream: The file.
+        places: The first byte of each tensor.
+        written: How long the file was when it was opened, and when it had last been written to, in nanoseconds.
+    """
+
+    stream: io.BufferedReader
+    places: dict[str, int]
+    written: tuple[int, int]
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """The bytes of a tensor; each piece overwrites the one before."""
+        left = self.tensors[name].nbytes
+        buffer = memoryview(bytearray(min(left, _PIECE)))
+        self.stream.seek(self.places[name])
+        while left:
+            piece = buffer[:left]
+            self._read(piece, name)
+            left -= len(piece)
+            yield piece
+
+    def check_finite(self, owner: str, infinite: Container[str] = ()) -> None:
+        """Refuse numbers that are not finite, as :func:`check_same` does."""
+        floats = {name: tensor.dtype for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        for name, dtype in floats.items():
+            if not all(_is_finite(torch.frombuffer(piece, dtype=dtype)) for piece in self.pieces(name)):
+                found = {name: _empty(self.tensors[name])}
+                self.copy_to(found)
+                check_same(owner, found, found, infinite)
+
+    def copy_to(self, targets: Mapping[str, Tensor]) -> None:
+        """Give ``targets`` the values; shapes and types must agree.
+
+        A file that another program has written to since it was opened is refused, and ``targets`` stay as they are.
+        One that is written to at this very moment is refused as well, but too late for them. It takes a program that
+        writes in place, as this library never does.
+        """
+        self._check_unwritten()
+        for name, target in targets.items():
+            inside = target.device.type == "cpu" and target.is_contiguous()
+            memory = target.detach() if inside else _empty(target)
+            self.stream.seek(self.places[name])
+            self._read(_bytes_of(memory), name)
+            if inside:
+                increment_version(target)  # as every operation of torch does
+            else:
+                target.detach().copy_(memory)
+        self._check_unwritten()
+
+    def _read(self, memory: memoryview, name: str) -> None:
+        if self.stream.readinto(memory) < len(memory):
+            raise ValueError(f"it ends in '{name}'")  # it was whole when it was opened
+
+    def _check_unwritten(self) -> None:
+        if _written(self.stream) != self.written:
+            raise ValueError("another program wrote to it while it was read")
+
+
 def write(path: StrPath, kind: Kind, tensors: Mapping[str, Tensor], contents: Mapping[str, Any]) -> None:
     """Write a file of this kind, atomically, into a folder that exists; JSON must be able to say ``contents``."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with writing(path, kind, contents) as put:
+        put(tensors)
+
+
+Put = Callable[[Mapping[str, Tensor]], None]
+
+
+@contextmanager
+def writing(path: StrPath, kind: Kind, contents: Mapping[str, Any]) -> Iterator[Put]:
+    """As :func:`write`, for tensors that must be locked: they are read while the function that it yields runs.
+
+    What is left to do then, to bring the file onto the disk and into its place, may take longer, and needs no tensors.
+    """
     header = {"format": FORMAT, "kind": kind, "version": __version__, "contents": dict(contents)}
     text = json.dumps(header)
     if len(text) > _LONGEST or _is_deep(header):
         constraint = f"at most {_LONGEST:,} characters of JSON, nested at most {_DEEPEST} deep"
         raise invalid("contents", f"the file of {_article(kind)}", constraint, Described(f"{len(text):,} characters"))
-    metadata = {_KEY: sealed(text[:-1], contiguous)}
-    write_atomically(Path(path), safetensors.torch.save(contiguous, metadata=metadata))
+    with written_atomically(Path(path)) as stream:
+        yield partial(_put, stream, text[:-1])
 
 
 def read(path: StrPath, kind: Kind | None, owner: str) -> File:
     """The file of this kind, or (None) of any, at ``path``, of this format or an older one. Errors name ``owner``."""
-    refusal = partial(_refusal, path, owner, kind)
-    with _opened(path, owner, refusal) as (file, header):
-        if kind is not None and header["kind"] != kind:
-            raise refusal(f"which holds {_article(header['kind'])}")
-        with _understanding(refusal):
-            # Copies: safetensors maps the file into memory, which would change with it.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            text = header.pop("text")
-            if (header["format"] >= 3 or _CHECKSUM in text) and text != sealed(text.rpartition(_CHECKSUM)[0], tensors):
-                raise ValueError("its checksum is missing, or that of other contents")
-    return File(**header, tensors=tensors, understanding=partial(_understanding, refusal))
+    with _unchecked(path, kind, owner) as (file, seal), file.understanding():
+        tensors = {name: _empty(tensor) for name, tensor in file.tensors.items()}
+        file.copy_to(tensors)
+        _check_seal(seal, tensors, lambda name: [_bytes_of(tensors[name])])
+        return File(file.format, file.kind, file.version, tensors, file.contents, file.understanding)
+
+
+@contextmanager
+def reading(path: StrPath, kind: Kind | None, owner: str) -> Iterator[OpenFile]:
+    """As :func:`read`, without its own copy of the tensors: the checksum is right, and the values can be read again."""
+    with _unchecked(path, kind, owner) as (file, seal):
+        with file.understanding():
+            _check_seal(seal, file.tensors, file.pieces)
+        yield file
 
 
 def kind_of(path: StrPath, owner: str) -> Kind:
     """The kind of the file at ``path``, without reading its tensors; ``owner`` is whom errors name."""
-    with _opened(path, owner, partial(_refusal, path, owner, None)) as (_, header):
+    with _opened(path, owner, partial(_refusal, path, owner, None)) as (_, _, header):
         kind: Kind = header["kind"]
         return kind
 
@@ -149,13 +238,39 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 @contextmanager
-def _opened(path: StrPath, owner: str, refusal: Callable[[str], ValueError]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A safetensors file, whose tensors are read when they are asked for, and its header in the format of today."""
+def _unchecked(path: StrPath, kind: Kind | None, owner: str) -> Iterator[tuple[OpenFile, str | None]]:
+    """A file whose checksum has not been compared, and the text that has it; None where an old file has none."""
+    refusal = partial(_refusal, path, owner, kind)
+    with _opened(path, owner, refusal) as (stream, known, header):
+        written = _written(stream)
+        if kind is not None and header["kind"] != kind:
+            raise refusal(f"which holds {_article(header['kind'])}")
+        understanding, text = partial(_understanding, refusal), header.pop("text")
+        with understanding():
+            # What safetensors gives is the mapped file, of which nothing is read here.
+            tensors = {name: torch.empty_like(known.get_tensor(name), device="meta") for name in known.keys()}  # noqa: SIM118
+            length = int.from_bytes(stream.read(8), "little")
+            entries = json.loads(stream.read(length).decode())
+            places = {name: 8 + length + entries[name]["data_offsets"][0] for name in tensors}
+        seal = text if header["format"] >= 3 or _CHECKSUM in text else None
+        found = File(**header, tensors=tensors, understanding=understanding)
+        yield OpenFile(**vars(found), stream=stream, places=places, written=written), seal
+
+
+@contextmanager
+def _opened(
+    path: StrPath, owner: str, refusal: Callable[[str], ValueError]
+) -> Iterator[tuple[io.BufferedReader, Any, dict[str, Any]]]:
+    """A file to read, the same as safetensors knows it, and its header in the format of today."""
     if not isinstance(path, (str, os.PathLike)) or (Path(path).exists() and not Path(path).is_file()):
         raise invalid("path", owner, "the path of a file", path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            yield file, _header(file.metadata() or {}, refusal)
+        while True:
+            with open(path, "rb") as stream, safetensors.safe_open(path, framework="pt") as file:
+                # Both are the same file, unless another has taken its place in between.
+                if os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):
+                    yield stream, file, _header(file.metadata() or {}, refusal)
+                    return
     except safetensors.SafetensorError as error:
         raise refusal(f"which is not a whole safetensors file ({error})") from error
 
@@ -192,16 +307,89 @@ def _header(metadata: Mapping[str, str], refusal: Callable[[str], ValueError]) -
         return {"format": number, "text": metadata[key], **found}
 
 
-def sealed(text: str, tensors: Mapping[str, Tensor]) -> str:
+def _put(stream: BinaryIO, text: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write a whole safetensors file with the JSON ``text``, whose last brace is missing, and a checksum in it.
+
+    Each piece is copied before it is summed and written: whatever happens to a tensor meanwhile, the checksum is that
+    of the file. The header is written last, since it has the checksum; its length is known before.
+    """
+    header, places = _layout(tensors, _sealed(text, {}, lambda _: ()))
+
+    def write(name: str) -> Iterator[bytes]:
+        stream.seek(start + places[name])
+        for piece in tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).split(_PIECE):
+            content = piece.cpu().numpy().tobytes()
+            stream.write(content)
+            yield content
+
+    start = len(_encoded(header))
+    header[_METADATA] = {_KEY: _sealed(text, tensors, write)}
+    stream.seek(0)
+    stream.write(_encoded(header))
+
+
+def _layout(tensors: Mapping[str, Tensor], text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The header of a safetensors file, and where each tensor begins behind it, in the order of safetensors."""
+    empty = {name: torch.empty(0, dtype=tensor.dtype, device="cpu") for name, tensor in tensors.items()}
+    header: dict[str, Any] = json.loads(safetensors.torch.save(empty, metadata={_KEY: text})[8:])
+    places: dict[str, int] = {}
+    end = 0
+    for name in (name for name in header if name != _METADATA):
+        places[name], end = end, end + tensors[name].nbytes
+        header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [places[name], end]}
+    return header, places
+
+
+def _encoded(header: Mapping[str, Any]) -> bytes:
+    """A header as safetensors writes it, with its length in front."""
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _sealed(text: str, tensors: Mapping[str, Tensor], contents: Callable[[str], Iterable[bytes | memoryview]]) -> str:
     """The JSON ``text`` of a mapping, whose last brace is missing, with a checksum as its last entry.
 
-    It is that of the text, and of the names, types, shapes and bytes of the tensors, which are not copied.
+    It is that of the text, and of the names, types and shapes of the tensors and their ``contents``.
     """
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        for content in contents(name):
+            digest.update(content)
     return f'{text}{_CHECKSUM}"{digest.hexdigest()}"}}'
+
+
+def _check_seal(
+    seal: str | None, tensors: Mapping[str, Tensor], contents: Callable[[str], Iterable[bytes | memoryview]]
+) -> None:
+    """Refuse a JSON text whose checksum is not that of these; None is that of an old file, which has none."""
+    if seal is not None and seal != _sealed(seal.rpartition(_CHECKSUM)[0], tensors, contents):
+        raise ValueError("its checksum is missing, or that of other contents")
+
+
+def _written(stream: io.BufferedReader) -> tuple[int, int]:
+    status = os.fstat(stream.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    """Memory for such a tensor."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    memory: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    return memory
+
+
+def _is_finite(piece: Tensor) -> bool:
+    """Whether all numbers are finite.
+
+    By numpy, where it knows the type: torch shares even a piece among its threads, which wait for each other, on a busy
+    machine for longer than it takes to read the file.
+    """
+    return bool(np.isfinite(piece.numpy()).all()) if piece.dtype in _OF_NUMPY else is_finite(piece)
 
 
 def _is_deep(value: Any, levels: int = _DEEPEST) -> bool:
@@ -222,7 +410,8 @@ def check_same(
         constraint = "of the names, shapes and types that it has"
         raise invalid("tensors", owner, constraint, Described(f"others for {odd}"))
     for name, tensor in found.items():
-        check_finite(name, owner, tensor.clamp(-1, 1) if name in infinite else tensor)
+        if tensor.is_floating_point() and not is_finite(tensor):
+            check_finite(name, owner, tensor.clamp(-1, 1) if name in infinite else tensor)
 
 
 def check_counter(name: str, value: object) -> int:
@@ -266,7 +455,14 @@ def _article(kind: Kind) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``. A crash in the middle leaves the old file intact.
+    """Write ``content`` to ``path``, as :func:`written_atomically` does."""
+    with written_atomically(path) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def written_atomically(path: Path) -> Iterator[BinaryIO]:
+    """What is written to ``path``, in any order. A crash in the middle leaves the old file intact.
 
     Of several threads or processes that write the same path, one wins, and its file is whole. A new file has the
     permissions that the umask allows; one that exists keeps those it has.
@@ -282,12 +478,14 @@ def write_atomically(path: Path, content: bytes) -> None:
         return os.open(name, flags, 0o666 if mode is None else 0o600)
 
     try:
-        if mode is not None and not stat.S_ISREG(mode):  # a pipe, or a device
-            path.write_bytes(content)
+        if mode is not None and not stat.S_ISREG(mode):  # a pipe, or a device, which has one order alone
+            memory = io.BytesIO()
+            yield memory
+            path.write_bytes(memory.getbuffer())
             return
         try:
             with open(temporary, "xb", opener=create) as file:  # x: neither an existing file nor a link is opened
-                file.write(content)
+                yield file
                 file.flush()
                 if mode is not None:
                     os.chmod(temporary, stat.S_IMODE(mode))

@@ -9,7 +9,7 @@ from torch import nn
 
 from bayesbackprop._engine.mlp import ACTIVATIONS
 from bayesbackprop._errors import Described, check_count, invalid
-from bayesbackprop._files import File, kind_of, read
+from bayesbackprop._files import File, kind_of, reading
 from bayesbackprop.export import SparseNetwork, load_sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.saving import load
@@ -85,7 +85,8 @@ def from_file(path: str | os.PathLike[str], owner: str = "from_file") -> Bayesia
     if kind == "checkpoint":
         got = Described(f"{path}, the state of a run in training")
         raise invalid("path", owner, "the model that a run leaves at its end, model.safetensors", got)
-    file = read(path, "model", owner)
+    with reading(path, "model", owner) as file:  # whose shapes are all that is needed
+        pass
     found = {name: tuple(tensor.shape) for name, tensor in file.tensors.items() if name.startswith("net.")}
     weights: list[tuple[int, ...]] = []
     while len(shape := found.get(f"net.{2 * len(weights)}.weight", ())) == 2:

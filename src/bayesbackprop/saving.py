@@ -10,7 +10,7 @@ from bayesbackprop import families, likelihoods, priors
 from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
-from bayesbackprop._files import check_same, read, write
+from bayesbackprop._files import OpenFile, check_same, reading, writing
 from bayesbackprop.families import AnyFamily, Diagonal
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
@@ -18,12 +18,13 @@ from bayesbackprop.priors import Prior
 
 
 def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
-    """Write ``model`` to ``path``, atomically. Parameters that are not finite are refused."""
+    """Write ``model`` to ``path``, atomically. Parameters that are not finite are refused.
+
+    The file is of the model between two steps of ``fit`` in another thread, which waits while the model is copied to
+    the file, though not until that is on the disk. In memory nothing is copied.
+    """
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
-    with lock(model.net):  # not in the midst of a step of ``fit`` in another thread
-        tensors = {name: tensor.detach().clone() for name, tensor in _tensors(model).items()}
-    check_same("save", tensors, tensors, dict(model.named_buffers()))
     names = _layer_names(model.net)
     contents = {
         "seed": model.seed,
@@ -37,7 +38,10 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
         },
         "families": [{"names": names, **families.describe(family)} for names, family in model.families],
     }
-    write(path, "model", tensors, contents)
+    with writing(path, "model", contents) as put, lock(model.net):
+        tensors = _tensors(model)
+        check_same("save", tensors, tensors, dict(model.named_buffers()))
+        put(tensors)
 
 
 def load(
@@ -57,7 +61,18 @@ def load(
     """
     if not isinstance(net, nn.Module):
         raise invalid("net", "load", "a torch.nn.Module", net)
-    file = read(path, "model", "load")
+    with reading(path, "model", "load") as file:
+        return _model(path, file, net, likelihood, prior)
+
+
+def _model(
+    path: str | os.PathLike[str],
+    file: OpenFile,
+    net: nn.Module,
+    likelihood: Likelihood | None,
+    prior: Prior | Mapping[str, Prior] | None,
+) -> Bayesian:
+    """What :func:`load` returns."""
     with file.understanding():
         seed, centred, parameters = (file.contents[name] for name in ("seed", "centred", "parameters"))
         check_count("Bayesian", least=0, seed=seed)  # which takes None for any seed
@@ -112,9 +127,8 @@ def load(
             constraint = f"a file whose '{name}' is {tensor_shape(target)}, as in the network"
             raise invalid("path", "load", constraint, Described(f"{tensor_shape(given)} in {path}"))
     with file.understanding():
-        check_same("load", file.tensors, targets, dict(model.named_buffers()))
-    for name, target in targets.items():
-        target.detach().copy_(file.tensors[name])
+        file.check_finite("load", dict(model.named_buffers()))
+        file.copy_to(targets)
     return model
 
 

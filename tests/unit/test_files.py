@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,12 @@ from bayesbackprop._files import (
     kind_of,
     read,
     read_checkpoint,
+    reading,
     write,
     write_checkpoint,
 )
 from bayesbackprop._version import __version__
-from rewriting import header_of, rewrite
+from rewriting import KEY, header_of, rewrite, sealed
 
 pytestmark = pytest.mark.identities
 
@@ -81,6 +83,131 @@ def test_the_kind_is_found_without_reading_tensors(tmp_path: Path, monkeypatch: 
     original = _files.safetensors.safe_open
     monkeypatch.setattr(_files.safetensors, "safe_open", opened)
     assert kind_of(tmp_path / "file", "load") == "agent"
+
+
+# --- in pieces -------------------------------------------------------------------------------------------------------
+
+TYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64),
+]
+NAMES = ["b", "a", "é", "名", 'quoted "\\', "\n\x01\x7f"]
+
+
+def _some_tensors() -> dict[str, torch.Tensor]:
+    shapes = [(), (0,), (3,), (5, 7), (2, 0, 3), (4, 1, 3)]
+    return {
+        f"{name}{number}": torch.randn(shapes[(number + place) % len(shapes)]).to(dtype)
+        for number, dtype in enumerate(TYPES)
+        for place, name in enumerate(NAMES)
+    }
+
+
+@pytest.mark.parametrize("size", [16, 48, 2**20])
+@pytest.mark.parametrize("tensors", [_some_tensors, lambda: {"one": torch.randn(7)}, dict], ids=["many", "one", "none"])
+def test_a_file_is_what_safetensors_would_write(
+    tensors: Callable[[], dict[str, torch.Tensor]], size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, contents = tensors(), {"é": [1.5, "\n"]}
+    text = json.dumps({"format": FORMAT, "kind": "agent", "version": __version__, "contents": contents})
+    monkeypatch.setattr(_files, "_PIECE", size)
+    write(tmp_path / "file", "agent", found, contents)
+    metadata = {KEY: sealed(text[:-1], found)}
+    assert (tmp_path / "file").read_bytes() == safetensors.torch.save(found, metadata=metadata)
+    with reading(tmp_path / "file", "agent", "load") as file:
+        assert {name: (each.dtype, each.shape) for name, each in file.tensors.items()} == {
+            name: (each.dtype, each.shape) for name, each in found.items()
+        }
+        assert all(each.is_meta for each in file.tensors.values())
+        for name, each in found.items():
+            pieces = [bytes(piece) for piece in file.pieces(name)]
+            assert b"".join(pieces) == each.reshape(-1).view(torch.uint8).numpy().tobytes()
+            assert all(len(piece) <= size for piece in pieces)
+
+
+def test_a_pipe_receives_the_file_from_its_beginning(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(5), "b": torch.ones(3)}
+    write(tmp_path / "file", "agent", tensors, {})
+    os.mkfifo(tmp_path / "pipe")
+    received: list[bytes] = []
+    thread = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_bytes()))
+    thread.start()
+    write(tmp_path / "pipe", "agent", tensors, {})
+    thread.join()
+    assert received == [(tmp_path / "file").read_bytes()]
+
+
+def test_a_tensor_that_changes_while_it_is_written_leaves_a_file_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it changes before or after a piece is summed, as by a thread that knows of no lock."""
+    tensor, sha256 = torch.zeros(100), _files.hashlib.sha256
+
+    class Changing:
+        def __init__(self, content: bytes) -> None:
+            self.digest = sha256(content)
+
+        def update(self, content: Any) -> None:
+            tensor.add_(1)
+            self.digest.update(content)
+            tensor.add_(1)
+
+        def hexdigest(self) -> str:
+            return self.digest.hexdigest()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_files, "_PIECE", 80)
+        patch.setattr(_files.hashlib, "sha256", Changing)
+        write(tmp_path / "file", "agent", {"a": tensor}, {})
+    assert len(read(tmp_path / "file", "agent", "load").tensors["a"].unique()) == 5  # of 20 numbers each
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_numbers_that_are_not_finite_are_counted_over_all_pieces(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files, "_PIECE", 64)
+    many = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum is infinite
+    tensors = {"good": many, "numbers": many.clone(), "whole": torch.ones(9, dtype=torch.int64)}
+    for bad in (torch.inf, torch.nan):
+        tensors["numbers"][[3, 500, -1]] = torch.tensor(bad, dtype=dtype)
+        write(tmp_path / "file", "agent", tensors, {})
+        with reading(tmp_path / "file", "agent", "load") as file:
+            with pytest.raises(
+                ValueError, match=r"'numbers' parameter of load must be finite\. Got NaN or inf in 3 of 1000"
+            ):
+                file.check_finite("load")
+            if bad == torch.inf:
+                file.check_finite("load", ["numbers"])
+    write(tmp_path / "file", "agent", {"good": many}, {})
+    with reading(tmp_path / "file", "agent", "load") as file:
+        file.check_finite("load")
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_the_one_or_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, opened = _files.safetensors.safe_open, []
+
+    def open_other(path: Path, framework: str) -> Any:
+        if not opened:
+            write(path, "agent", {"new": torch.ones(5)}, {})
+        opened.append(path)
+        return original(path, framework=framework)
+
+    write(tmp_path / "file", "agent", {"old": torch.zeros(3)}, {})
+    monkeypatch.setattr(_files.safetensors, "safe_open", open_other)
+    assert read(tmp_path / "file", "agent", "load").tensors.keys() == {"new"}
+    assert len(opened) == 2
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write(path, "agent", {"a": torch.zeros(10**6)}, {})
+    with reading(path, "agent", "load") as file:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(ValueError, match=r"'path' parameter of load .* it ends in 'a'"), file.understanding():
+            file.check_finite("load")
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------------------
