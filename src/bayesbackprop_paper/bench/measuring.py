@@ -9,7 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesbackprop_paper.bench.contenders import OPTIMISERS, OURS, Contender, Part, Task, UnsupportedError, bayesian
+from bayesbackprop.optim import Adam
+from bayesbackprop_paper.bench.contenders import (
+    OPTIMISERS,
+    OURS,
+    OWN,
+    Contender,
+    Part,
+    Task,
+    UnsupportedError,
+    bayesian,
+)
 from bayesbackprop_paper.bench.memory import peak_memory
 from bayesbackprop_paper.bench.report import Row, Run
 from bayesbackprop_paper.timing import CPU, Quartiles, Track, interleaved
@@ -76,12 +86,20 @@ class Step:
 
     def _gradients(self) -> None:
         self._optimiser.zero_grad()
-        self._cost(self._x, self._y).backward()
+        cost = self._cost(self._x, self._y)
+        if isinstance(self._optimiser, Adam) and isinstance(cost, Tensor):
+            self._optimiser.backward(cost)
+        else:
+            cost.backward()
 
     def held(self) -> int:
-        """Bytes of what is there between two steps: what is learnt, its gradients and the state of the optimiser."""
-        learnt = [parameter for parameter in self._parameters if parameter.grad is not None]
-        kept: list[object] = [*learnt, *(parameter.grad for parameter in learnt)]
+        """Bytes of what is there between two steps: what is learnt, its gradients and the state of the optimiser.
+
+        Of gradients that our Adam does not write there is as much as if it did.
+        """
+        state = self._optimiser.state
+        learnt = [parameter for parameter in self._parameters if parameter.grad is not None or parameter in state]
+        kept: list[object] = [*learnt, *learnt]
         for values in (*self._optimiser.state.values(), *self._optimiser.param_groups):  # some keep it in the groups
             kept += values.values() if isinstance(values, Mapping) else [values]
         return sum(each.nbytes for each in kept if isinstance(each, Tensor))
@@ -116,15 +134,17 @@ def steps(
 
 
 def memory(config: Config, task: Task, batch: int, contenders: Sequence[Contender]) -> Extra:
-    """The peak of a step above what is there between two steps, in units of all weights.
+    """The peak of a step with SGD or our Adam above what is there between two steps, in units of all weights.
 
-    Beside it stands that of the first contender, a plain step, which is activations alone.
+    Torch's Adam needs more for a moment, for itself. Beside it stands that of the first contender, a plain step, which
+    is activations alone.
     """
     x, y = task.data(batch)
     weights = FLOAT_BYTES * task.weights
     above: dict[str, float] = {}
     for _, each in zip(config.track(range(len(contenders)), f"{task.name}, memory"), contenders, strict=True):
         made: list[Step] = []
+        each = each if each.optimiser == OWN else each._replace(optimiser="SGD")
 
         def build(each: Contender = each, made: list[Step] = made) -> Step:
             made.append(_step(config, task, x, y, each))

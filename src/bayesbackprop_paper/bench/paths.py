@@ -19,6 +19,7 @@ from bayesbackprop.priors import Laplace, LogDensity, Normal
 from bayesbackprop_paper.bench.apart import call_apart
 from bayesbackprop_paper.bench.contenders import (
     OURS,
+    OWN,
     SGD,
     Contender,
     N,
@@ -77,7 +78,8 @@ def paths(config: Config, sizes: Sizes) -> list[Row]:
     with settings(config, threads=1):
         small = fully_connected(sizes.small)
         table = f"{small.name}, batch {sizes.small_batch}, one thread"
-        contenders = [SGD, OURS, *config.peers]
+        own = OURS._replace(name=f"{OURS.name} its own Adam", optimiser=OWN)
+        contenders = [SGD, OURS, SGD._replace(name="plain Adam", optimiser="Adam"), own, *config.peers]
         made += _with_memory(config, small, sizes.small_batch, contenders, 10 * sizes.warm_up, table)
     torch.compiler.reset()  # what was compiled holds the networks
     return made
@@ -100,6 +102,7 @@ def _contenders(sizes: Sizes, peers: Sequence[Contender]) -> list[Contender]:
         Contender("plain SGD", "plain loss", plain, "SGD", _BASE),
         Contender("plain compiled", "plain loss", lambda task: plain_compiled(sizes.backend, task), **adam),
         single,
+        ours("bayesbackprop its own Adam", _MIXTURE, optimiser=OWN, against=_BASE),
         ours("bayesbackprop fused Adam", _MIXTURE, optimiser="fused Adam", against="plain fused Adam"),
         ours("bayesbackprop SGD", _MIXTURE, optimiser="SGD", against="plain SGD"),
         ours(

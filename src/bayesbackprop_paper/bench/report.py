@@ -170,9 +170,9 @@ COLUMNS = (
 )
 
 _MEMORY = (
-    "Memory: the peak of a step above the parameters (mu and rho, or plain weights), their gradients and the state of "
-    "the optimiser, where 1 is a tensor as large as all weights. A plain step has activations there, and what its "
-    "optimiser needs for a moment."
+    "Memory: the peak of a step, with SGD or, in its own row, our Adam, above the parameters (mu and rho, or plain "
+    "weights), their gradients and the state of the optimiser, where 1 is a tensor as large as all weights. A plain "
+    "step has activations there."
 )
 _MEGABYTES = "Peak: the most memory of a process at a time, above that of one that has only imported the library."
 

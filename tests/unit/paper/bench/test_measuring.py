@@ -10,6 +10,7 @@ from bayesbackprop_paper.bench import measuring, report
 from bayesbackprop_paper.bench.contenders import (
     OPTIMISERS,
     OURS,
+    OWN,
     SGD,
     Contender,
     Part,
@@ -58,14 +59,17 @@ def test_a_step_is_taken_whole_or_in_part_as_often_as_told(part: Part, at_first:
     assert torch.equal(counted.net.weight, before) != moves
 
 
-@pytest.mark.parametrize(("optimiser", "states"), [("SGD", 0), ("Adam", 2), ("fused Adam", 2), ("foreach Adam", 2)])
+ADAMS = ("Adam", "fused Adam", "foreach Adam", OWN)
+
+
+@pytest.mark.parametrize(("optimiser", "states"), [("SGD", 0), *((name, 2) for name in ADAMS)])
 def test_between_steps_there_are_parameters_gradients_and_the_optimisers_state(optimiser: str, states: int) -> None:
     step = measuring.Step(OURS._replace(optimiser=optimiser), TASK, *TASK.data(2))
     assert step.held() == 0  # nothing has been learnt yet
     step()
     counters = 4 * 8 * (states > 0)  # Adam counts the steps of each of the eight parameters
     assert step.held() == 4 * (2 + states) * 2 * TASK.weights + counters
-    assert set(OPTIMISERS) == {"SGD", "Adam", "fused Adam", "foreach Adam"}
+    assert set(OPTIMISERS) == {"SGD", *ADAMS}
 
 
 def test_what_cannot_be_built_is_left_out_and_says_why() -> None:
