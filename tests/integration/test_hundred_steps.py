@@ -1,17 +1,21 @@
 """Every fast path of training against the plain equations, over a hundred steps on the same noise."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Laplace, Normal, ScaleMixture, plain_kernels
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Laplace, LogDensity, Normal, ScaleMixture, plain_kernels
+from bayesbackprop._engine import own_priors
 
 pytestmark = pytest.mark.equivalence
 
 STEPS = 100
+
+CAUCHY = LogDensity(lambda w: -torch.log1p((w / 0.1).square()) - math.log(0.1 * math.pi), name="Cauchy")
 
 # The options of the model and those of the objective.
 PATHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -20,6 +24,9 @@ PATHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "closed, laplace": ({"prior": Laplace(0.5)}, {"complexity": "closed"}),
     "sampled, four draws": ({"prior": ScaleMixture()}, {"draws": 4}),
     "closed, four draws": ({"prior": Laplace(0.5)}, {"complexity": "closed", "draws": 4}),
+    "own": ({"prior": CAUCHY, "centre": "net"}, {}),
+    "own, four draws": ({"prior": CAUCHY}, {"draws": 4}),
+    "own, flipout": ({"prior": CAUCHY, "estimator": "flipout"}, {}),
     "closed, both": ({"prior": {"*.bias": Normal(0.5), "*": Laplace(0.2)}, "centre": "net"}, {"complexity": "closed"}),
 }
 
@@ -59,7 +66,8 @@ def assert_same_training(fast: FreeEnergy, call: Any) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_hundred_steps_are_those_of_the_equations(path: str) -> None:
+def test_a_hundred_steps_are_those_of_the_equations(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_priors, "PIECE", 10_000)  # so that there are several, and they end within parameters
     fast = objective(path)
     assert_same_training(fast, fast)
 
