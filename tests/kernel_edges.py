@@ -25,10 +25,10 @@ PRIORS = {
     "NORMAL_KL": (0.3, 0, 0),
     "LAPLACE_KL": (0.2, 0, 0),
 }
-# Whether there is all that may be left out (a centre, gradients of means and variances, deviations in place of
-# weights), and which weights are constant.
+# Whether there is all that may be left out (a centre, gradients of means and variances, slopes of a prior, deviations
+# in place of weights), and which weights are constant.
 FORMS = [(False, "none"), (True, "some"), (True, "none"), (False, "all")]
-POINTERS = ["mu", "rho", "centre", "w", "gw", "gm", "gv", "gmu", "grho"]
+POINTERS = ["mu", "rho", "centre", "w", "gw", "gm", "gv", "slope", "gmu", "grho"]
 MOMENTS = ["mu_m", "mu_v", "rho_m", "rho_v"]
 ADAM = {"rate": 0.01, "scale": 1.5, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "keep": 0.9}
 Array = np.ndarray[Any, Any]
@@ -56,14 +56,14 @@ def parameter(n: int, dtype: Any, kind: str, full: bool, constants: str) -> dict
     """One parameter with all that a kernel reads and writes."""
     generator = np.random.default_rng(n)
     arrays = {name: memory(n, dtype) for name in [*POINTERS, *MOMENTS]}
-    for name in ("mu", "centre", "gw", "gm", "gv"):
+    for name in ("mu", "centre", "gw", "gm", "gv", "slope"):
         arrays[name][:] = generator.standard_normal(n)
     arrays["rho"][:] = generator.uniform(-7, 3, n)
     arrays["rho"][{"none": slice(0, 0), "some": slice(0, None, 3), "all": slice(None)}[constants]] = -1e30
     for name in MOMENTS:
         arrays[name][:] = generator.uniform(0.1, 1, n)
     if not full:
-        del arrays["centre"], arrays["gm"], arrays["gv"]
+        del arrays["centre"], arrays["gm"], arrays["gv"], arrays["slope"]
     numbers = {f"{of}_{name}": value for of in ("mu", "rho") for name, value in ADAM.items()}
     numbers |= {f"{of}_step": np.zeros(1, np.float32) for of in ("mu", "rho")}
     return {
@@ -97,7 +97,8 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
         arrays = [given[name].copy() for given in parameters for name in outputs]
         results[case or kernel] = [np.array([number]), *arrays]
 
-    first = [given | {name: given[name].copy() for name in ("gw", "gm", "gv") if name in given} for given in parameters]
+    inputs = ("gw", "gm", "gv", "slope")
+    first = [given | {name: given[name].copy() for name in inputs if name in given} for given in parameters]
     call("draw", 0.0, ["w"])
     call("backward", 0.7, ["gmu", "grho"])
     for given in parameters:  # the gradients of mu may overwrite those of w
@@ -105,7 +106,7 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
     call("backward", -0.7, ["gmu", "grho"])
     for before, case in enumerate(("redraw", "again")):  # two more draws, of which the second is the last
         for given in parameters:
-            given |= {"before": before, "deviates": False, "gm": 0, "gv": 0}
+            given |= {"before": before, "deviates": False, "gm": 0, "gv": 0, "slope": 0}
         call("redraw", 0.7, ["w", "gmu", "grho"], case)
     call("backward", 0.7, ["gmu", "grho"], "last")
     call("variance", 0.0, ["w"])
@@ -116,7 +117,7 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
     call("draws", MANY, ["w"])
     for given, before in zip(parameters, first, strict=True):  # else the rounding of all calls comes together
         given["gw"][:] = given["gmu"][:] = before["gw"]
-        given |= {name: before.get(name, 0) for name in ("before", "deviates", "gm", "gv")}
+        given |= {name: before.get(name, 0) for name in ("before", "deviates", "gm", "gv", "slope")}
     call("adam", 0.0, ["mu", "mu_m", "mu_v", "mu_step"])
     call("backward_adam", 0.7, ["mu", "rho", *MOMENTS, "mu_step", "rho_step"])
     return results

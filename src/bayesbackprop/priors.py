@@ -133,6 +133,9 @@ class Laplace(Prior):
 class LogDensity(Prior):
     """Any prior: ``function`` gives log P(w) element by element, differentiably.
 
+    It is called with some of the weights at a time, in whatever shape. One that mixes weights, depends on their shape
+    or has tensors that are trained is called with whole parameters, which takes more time and memory.
+
     Examples:
         >>> cauchy = LogDensity(lambda w: -torch.log1p(w.square()) - math.log(math.pi), name="Cauchy")
         >>> cauchy

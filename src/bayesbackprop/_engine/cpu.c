@@ -43,12 +43,12 @@ enum { PRIORS(AS_CONSTANT) };
  * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
  *   wide: the tensors are float64, else float32;  deviates: w holds w - mu;  a, b, c: the numbers of the prior (Normal: sigma; mixture: pi, sigma1,
  *   sigma2; Laplace: scale);  gw, gm, gv: the gradients of w, of mu where it is used beside w (null: as that of w), and
- *   of sigma^2;  centre, gw and gv may be null;  before: how many draws gmu and grho have from redraw already;  what
+ *   of sigma^2;  slope: -d log P(w) / dw where the prior is NONE, which grho may overwrite;  centre, gw, gv and slope may be null;  before: how many draws gmu and grho have from redraw already;  what
  *   begins with mu_ or rho_: of a step of Adam on mu and on rho. */
 #define FIELDS(INTEGER, POINTER, REAL_NUMBER) \
     INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(before) INTEGER(kind) \
     REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
-    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(gmu) POINTER(grho) \
+    POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(slope) POINTER(gmu) POINTER(grho) \
     ADAM(POINTER, REAL_NUMBER, mu) ADAM(POINTER, REAL_NUMBER, rho)
 /* step: how many there were, always a float;  m, v: the running means of the gradient and its square;  rate:
  * lr / (1 - beta1^t);  scale: 1 / sqrt(1 - beta2^t);  keep: 1 - lr * decay. */

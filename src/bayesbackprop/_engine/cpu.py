@@ -41,7 +41,8 @@ if _cpu is not None:
     _WORDS = len(_NAMES)  # of 8 bytes each
     _N, _STREAM, _WIDE, _BEFORE = map(_NAMES.index, ("n", "stream", "wide", "before"))
     _MU, _RHO, _CENTRE, _W = map(_NAMES.index, ("mu", "rho", "centre", "w"))
-    _GW, _GM, _GV, _GMU, _GRHO = map(_NAMES.index, ("gw", "gm", "gv", "gmu", "grho"))
+    _GW, _GMU, _GRHO = map(_NAMES.index, ("gw", "gmu", "grho"))
+    _BESIDES = tuple(map(_NAMES.index, ("gm", "gv", "slope")))
     # Where that begins which Adam needs to know of mu, and of rho; and its form, three addresses and six numbers.
     _OF_MU, _OF_RHO = (8 * _NAMES.index(name) for name in ("mu_step", "rho_step"))
     _OF_ONE = struct.Struct("=3q6d")
@@ -255,6 +256,7 @@ def backward(
     to_mu: Sequence[Tensor],
     drawn: Table | None = None,
     besides: Sequence[Sequence[Tensor | None]] = (),
+    to_rho: list[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(3), (4): Delta_mu and Delta_rho of each parameter from df/dw at the weights ``ws``.
 
@@ -265,11 +267,14 @@ def backward(
         complexity_gradient: The weight of the complexity in f.
         to_mu: Where Delta_mu goes; it may be ``gradients``, ``besides[0]`` or ``ws``.
         drawn: The table at the time of the draw, to refuse what was changed since.
-        besides: df/dmu where mu is used beside w (None: it is not), and df/dsigma^2 (None: 0).
+        besides: df/dmu where mu is used beside w (None: it is not), df/dsigma^2 (None: 0), and -dlog P/dw where the
+            kernels do not know P (None: 0).
+        to_rho: Where Delta_rho goes; it may be ``besides[2]``. None: to :func:`buffers`.
     """
     now = table_now(parameters, drawn)
-    to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
-    columns = {_W: ws, _GW: gradients, **dict(zip((_GM, _GV), besides, strict=False)), _GMU: to_mu, _GRHO: to_rho}
+    if to_rho is None:
+        to_rho = buffers_for_rho(parameters)
+    columns = {_W: ws, _GW: gradients, **dict(zip(_BESIDES, besides, strict=False)), _GMU: to_mu, _GRHO: to_rho}
     _launch(_cpu.backward, now, columns, own=complexity_gradient)
     return list(to_mu), to_rho
 
@@ -288,7 +293,7 @@ class Deltas:
     def __init__(self, parameters: Parameters, table: Table, complexity_gradient: float) -> None:
         self._parameters, self._table, self._own = parameters, table, complexity_gradient
         self.to_mu = buffers(parameters, "gradients of mu", parameters.mus)
-        self.to_rho = buffers(parameters, "gradients of rho", parameters.rhos)
+        self.to_rho = buffers_for_rho(parameters)
         self.ws: list[Tensor] = []
         self.complexity = 0.0
         self._before = 0
@@ -467,7 +472,7 @@ def backward_adam(given: Backward, moments: Moments) -> None:
     check_way_back(given.parameters, given.versions)
     now = table_now(given.parameters, given.drawn)
     rows, held, half = bytearray(now.rows), list[Tensor](), len(given.ws)
-    _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip((_GM, _GV), given.besides, strict=False))}, held)
+    _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip(_BESIDES, given.besides, strict=False))}, held)
     for first, part in ((_OF_MU, slice(half)), (_OF_RHO, slice(half, None))):
         _write_moments(rows, first, Moments(moments.addresses[part], moments.numbers[part]))
     _cpu.backward_adam(rows, torch.get_num_threads(), 0, 0, 0, given.complexity_gradient)
@@ -517,6 +522,11 @@ def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> lis
         if len(pools) != len(like):
             pools[:] = [[] for _ in like]
         return [_unheld(pool, wanted).detach() for pool, wanted in zip(pools, like, strict=True)]
+
+
+def buffers_for_rho(parameters: Parameters) -> list[Tensor]:
+    """Those for Delta_rho."""
+    return buffers(parameters, "gradients of rho", parameters.rhos)
 
 
 def _unheld(pool: list[Tensor], wanted: Tensor) -> Tensor:

@@ -283,6 +283,7 @@ INLINE double NAME(backward_block)(const int mixed, const int varies, const int 
         total = NAME(prior_cost)(1, 0, p->kind, prior, m, constants, v, slope, factor);
         total -= draws * ((double)low + (double)NAME(logs)(m, scales));
     } else NAME(prior_at)(1, 0, 0, p->kind, prior, m, v, slope, NULL);
+    if (p->kind == NONE && p->slope) memcpy(slope, (const REAL *)p->slope + i, m * sizeof(REAL));
 #pragma omp simd
     for (int j = 0; j < m; j++) {
         REAL along = gw[j] * deviation[j] + once * (closed ? spread[j] : slope[j] * deviation[j]);

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules import module as modules
 
-from bayesbackprop._engine import cpu, ops
+from bayesbackprop._engine import cpu, ops, own_priors
 from bayesbackprop._engine.executors import Draw, Engine, Executor
 from bayesbackprop._engine.linear import At, Gradients, Layer, add_products
 from bayesbackprop._engine.parameters import Parameters
@@ -122,7 +122,7 @@ class FullyConnected(Executor):
         flipped = [name for name, rule in rules.items() if rule == "flipout"]
         self._flipped = [Parameters(parameters.by_name, closed, flipped) for closed in (False, True)] if flipped else []
         self._widest = max((m.out_features for m in modules if isinstance(m, nn.Linear)), default=1)
-        self.training = _for_training(self._steps) if follow and not parameters.own_priors else None
+        self.training = _for_training(self._steps) if follow else None
         self.ends_in_function = not isinstance(self._steps[-1], Layer)
 
     @staticmethod
@@ -197,7 +197,8 @@ class FullyConnected(Executor):
         x = args[0]
         if x.device.type != "cpu" or x.layout is not torch.strided or x.is_inference():
             return None
-        return cpu.usable(parameters, draw.key)
+        table = cpu.usable(parameters, draw.key)
+        return table if table is not None and own_priors.divisible(parameters) else None
 
     def run(self, x: Tensor, ws: Sequence[Tensor], key: Key) -> tuple[Tensor, list[At]]:
         """The output at the drawn weights, and where each linear layer was. A function is computed in place."""
@@ -340,6 +341,7 @@ class _DrawAndRun(torch.autograd.Function):
         *_: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ws, complexity = cpu.draw(parameters, key, table)
+        complexity += own_priors.costs(parameters, ws)
         output, places = net.run(x, ws, key)
         result, ctx.slope = output, None
         if likelihood is not None:
@@ -363,6 +365,12 @@ class _DrawAndRun(torch.autograd.Function):
         places = [At(x, ws, ctx.key, tuple(islice(saved, count))) for x, count in zip(xs, ctx.counts, strict=True)]
         to = Gradients.none(len(ws))
         to_x: Tensor | None = None
+        to_rho: list[Tensor] | None = None
+        share = 0.0 if of_complexity is None else float(of_complexity)
+        besides: Sequence[Sequence[Tensor | None]] = (to.mean, to.variance) if net._rules else ()
+        if parameters.own_priors and share:  # now, while there are no other gradients
+            slopes, to_rho = own_priors.put_slopes(parameters, ws)
+            besides = (to.mean, to.variance, slopes)
 
         def put(layer: Layer, at: At, by_output: Tensor) -> None:
             layer.rule.to_parameters(layer, at, by_output, to)
@@ -370,14 +378,12 @@ class _DrawAndRun(torch.autograd.Function):
         if gradient is not None:
             of_output = gradient if ctx.slope is None else ctx.slope * gradient
             to_x = net.go_back(next(saved, of_output), places, of_output, put, to_input=ctx.needs_input_grad[6])
-        share = 0.0 if of_complexity is None else float(of_complexity)
-        besides = (to.mean, to.variance) if net._rules else ()
         if cpu.postponed(parameters, ws, to.drawn, share, ctx.table, besides):
             return (None, None, None, None, None, None, to_x, *[None] * (2 * len(ws)))
         # Delta_mu takes the place of a gradient, which nobody else sees.
         own = [by_w if by_mean is None else by_mean for by_mean, by_w in zip(to.mean, to.drawn, strict=True)]
         to_mu = [torch.empty_like(w) if place is None else place for w, place in zip(ws, own, strict=True)]
-        to_mu, to_rho = cpu.backward(parameters, ws, to.drawn, share, to_mu, ctx.table, besides)
+        to_mu, to_rho = cpu.backward(parameters, ws, to.drawn, share, to_mu, ctx.table, besides, to_rho)
         return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
 
 
@@ -396,7 +402,7 @@ class _Draws(NamedTuple):
         for key in self.keys:
             ws, complexity = cpu.draw(self.parameters, key, self.table)
             costs.append(self.likelihood.cost(self.net.run(x, ws, key)[0], targets))
-            complexities.append(complexity)
+            complexities.append(complexity + own_priors.costs(self.parameters, ws))
         return torch.stack(costs).mean(), sum(complexities) / len(self.keys)
 
     def run_and_go_back(
@@ -406,10 +412,14 @@ class _Draws(NamedTuple):
         costs, count = list[Tensor](), len(self.keys)
         deltas = cpu.Deltas(self.parameters, self.table, by_complexity / count)
         for number, key in enumerate(self.keys):
-            output, places = self.net.run(x, deltas.draw(key), key)
+            ws = deltas.draw(key)
+            deltas.complexity += own_priors.costs(self.parameters, ws)
+            output, places = self.net.run(x, ws, key)
             costs.append(self.likelihood.cost(output, targets))
             slope = self.likelihood.slope(output, targets).mul_(by_cost / count)
             self.net.go_back(output, places, slope, partial(add_products, deltas.to_mu, number == 0), to_input=False)
+            for part, of_prior in own_priors.slopes(self.parameters, ws, deltas.to_mu):
+                part.add_(of_prior, alpha=by_complexity / count)
         deltas.finish()
         return torch.stack(costs).mean(), deltas
 

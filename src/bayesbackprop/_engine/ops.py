@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bayesbackprop import noise
-from bayesbackprop._engine import cpu, reference
+from bayesbackprop._engine import cpu, own_priors, reference
 from bayesbackprop._engine.parameters import KNOWN_PRIORS, PRIOR_KINDS, Parameter, Parameters, prior_numbers
 from bayesbackprop.complexity import prior_cost
 from bayesbackprop.noise import Key, Word
@@ -35,11 +35,13 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
     """w = mu + log(1 + exp(rho)) * eps of each parameter, and log q(w|theta) - log P(w) over all, differentiably."""
     if not has_kernel(parameters):
         return reference.draw(parameters, key)
+    pieces = False
     if cpu.traced(key):
         ws, cost = torch.ops.bayesbackprop.draw(*_arguments(parameters), key.seed, *_words(key, parameters))
     else:
-        *ws, cost = _Draw.apply(parameters, key, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
-    for number in parameters.own_priors:  # of which the kernels have only q
+        pieces = own_priors.divisible(parameters)
+        *ws, cost = _Draw.apply(parameters, key, pieces, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
+    for number in () if pieces else parameters.own_priors:  # of which the kernels have only q
         p = parameters.each[number]
         cost = cost + prior_cost(p.q, p.prior, p.centre, ws[number]).to(cost.dtype)
     return ws, cost
@@ -92,12 +94,19 @@ def has_kernel(parameters: Parameters) -> bool:
 
 
 class _Draw(torch.autograd.Function):
-    """The weights and their complexity as a function of all mu and rho: the eager twin of the operator."""
+    """The weights and their complexity as a function of all mu and rho: the eager twin of the operator.
+
+    With ``pieces`` it has the priors that only Python knows as well.
+    """
 
     @staticmethod
-    def forward(ctx: Any, parameters: Parameters, key: Key, *_: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, parameters: Parameters, key: Key, pieces: bool, *_: Tensor) -> tuple[Tensor, ...]:
         ws, cost = _draw(parameters, key)
-        ctx.parameters, ctx.key, ctx.table, ctx.overwritten = parameters, key, cpu.table(parameters), False
+        own = pieces and bool(parameters.own_priors)
+        if own:
+            cost += own_priors.costs(parameters, ws)
+        ctx.parameters, ctx.key, ctx.own = parameters, key, own
+        ctx.table, ctx.overwritten = cpu.table(parameters), False
         ctx.save_for_backward(*ws, *parameters.tensors)  # all, so that a change in between is noticed
         ctx.set_materialize_grads(False)
         return (*ws, cost)
@@ -112,16 +121,21 @@ class _Draw(torch.autograd.Function):
             ws, _ = _draw(parameters, ctx.key)
         dense = [_dense(gradient, w) for w, gradient in zip(ws, of_ws, strict=True)]
         share = 0.0 if of_cost is None else float(of_cost)
+        besides: Sequence[Sequence[Tensor | None]] = ()
+        to_rho: list[Tensor] | None = None
+        if ctx.own and share:
+            slopes, to_rho = own_priors.put_slopes(parameters, ws)
+            besides = ([None] * len(ws), [None] * len(ws), slopes)
         if ctx.table is None:
             to_mu, to_rho = _backward_on_gpu(parameters, ws, dense, share)
-        elif cpu.postponed(parameters, ws, dense, share, ctx.table):
-            return (None, None, *[None] * (2 * len(ws)))
+        elif cpu.postponed(parameters, ws, dense, share, ctx.table, besides):
+            return (None, None, None, *[None] * (2 * len(ws)))
         else:
             # Delta_mu takes the place of the weights that nobody else sees any more: a third large copy is saved.
             ctx.overwritten = True
             places = cpu.own_or_new(parameters, "weights", ws, _holders_of_saved())
-            to_mu, to_rho = cpu.backward(parameters, ws, dense, share, places, ctx.table)
-        return (None, None, *to_mu, *to_rho)
+            to_mu, to_rho = cpu.backward(parameters, ws, dense, share, places, ctx.table, besides, to_rho)
+        return (None, None, None, *to_mu, *to_rho)
 
 
 @cache

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayesbackprop.objective import FreeEnergy
@@ -196,6 +196,7 @@ def _parallel() -> list[Contender]:
     return [
         base,
         Contender("bayesbackprop SGD", f"{_MIXTURE}, DistributedDataParallel", _parallel_ours, "SGD", base.name),
+        Contender("bayesbackprop own averaging SGD", f"{_MIXTURE}, all_reduce", _averaging_ours, "SGD", base.name),
     ]
 
 
@@ -207,3 +208,22 @@ def _parallel_plain(task: Task) -> Trainee:
 def _parallel_ours(task: Task) -> Trainee:
     objective = DistributedDataParallel(FreeEnergy(bayesian(task), n=N))
     return Trainee(objective, objective, objective.module.model)
+
+
+def _averaging_ours(task: Task) -> Trainee:
+    """Gradients are averaged where they are, after the backward pass: no second copy of them in buckets."""
+    objective = FreeEnergy(bayesian(task), n=N, own_averaging=True)
+    return Trainee(objective, lambda x, y: _Averaged(objective, objective(x, y)), objective.model)
+
+
+class _Averaged(NamedTuple):
+    """A cost whose gradients are those of the mean over ranks."""
+
+    module: nn.Module
+    cost: Tensor
+
+    def backward(self) -> None:
+        self.cost.backward()
+        given = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        for work in [dist.all_reduce(gradient.div_(_RANKS), async_op=True) for gradient in given]:
+            work.wait()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Laplace, Normal, Prior, ScaleMixture
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Laplace, LogDensity, Normal, Prior, ScaleMixture
 from bayesbackprop._engine.mlp import FullyConnected
 from bayesbackprop.posterior import constant_rho
 from bayesbackprop_paper.bench.memory import peak_memory
@@ -21,9 +21,12 @@ ESTIMATORS: dict[str, Any] = {
     "local": "local",
     "one of each": {"0.*": "local", "2.*": "flipout", "4.*": "shared"},
 }
+CAUCHY = LogDensity(lambda w: -torch.log1p((w / 0.3).square()), name="Cauchy")
 COSTS: dict[str, tuple[Prior | dict[str, Prior], str]] = {
     "mixture, sampled": (ScaleMixture(0.25, 1.0, 0.1), "sampled"),
     "normal, sampled": (Normal(0.5), "sampled"),
+    "own, sampled": (CAUCHY, "sampled"),
+    "own and normal, sampled": ({"*.bias": CAUCHY, "*": Normal(0.5)}, "sampled"),
     "normal, closed": (Normal(0.5), "closed"),
     "laplace, closed": (Laplace(0.5), "closed"),
     "both, closed": ({"*.bias": Normal(0.5), "*": Laplace(0.2)}, "closed"),

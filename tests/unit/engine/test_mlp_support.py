@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import prune
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, LogDensity, LogLikelihood
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, LogLikelihood
 from bayesbackprop._engine.mlp import FullyConnected
 from bayesbackprop.noise import Key
 from mlps import bayesian, by_backward, compare_with_plain, net_of
@@ -110,7 +110,6 @@ def test_models_that_are_not_taken(taken: list[int]) -> None:
     for options in (
         {"select": lambda name, module: name.startswith("2.")},
         {"select": lambda name, module: not name.endswith("bias")},
-        {"prior": LogDensity(lambda w: -torch.log1p(w.square()), name="Cauchy")},
     ):
         compare_with_plain(lambda options=options: bayesian(copy.deepcopy(net), Gaussian(0.3), **options), x, y)
     assert not taken

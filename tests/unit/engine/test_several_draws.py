@@ -13,7 +13,7 @@ from bayesbackprop._engine import cpu, reference
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop.noise import Key
 from bayesbackprop_paper.bench.memory import peak_memory
-from engine_parameters import CONSTANTS, DTYPES, KNOWN_PRIORS, parameters_of, rounding_of_constants
+from engine_parameters import CONSTANTS, DTYPES, KNOWN_PRIORS, UNKNOWN_PRIOR, parameters_of, rounding_of_constants
 from mlps import assert_same, bayesian, gradients, net_of, twins
 
 pytestmark = pytest.mark.equivalence
@@ -62,7 +62,7 @@ def compare(parameters: Parameters, count: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("constants", CONSTANTS)
 @pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("prior", [*KNOWN_PRIORS, ScaleMixture()], ids=repr)
+@pytest.mark.parametrize("prior", [*KNOWN_PRIORS, ScaleMixture(), UNKNOWN_PRIOR], ids=repr)
 def test_sampled(prior: Prior, centred: bool, constants: str, dtype: torch.dtype) -> None:
     for n, count in ((1, 2), (600, 3), (9000, 2)):
         chosen = CONSTANTS[constants]

@@ -20,6 +20,7 @@ OURS = [
     "compiled",
     "4 draws",
 ]
+RANKS = ["plain SGD", "bayesbackprop SGD", "bayesbackprop own averaging SGD"]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +70,11 @@ def test_networks_of_other_shapes_have_tables(tables: dict[str, dict[str, report
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch has no gloo")
 def test_two_ranks_take_steps(tables: dict[str, dict[str, report.Row]]) -> None:
     rows = tables["5-4-4-3, batch 2 on each of 2 ranks of one thread"]
-    assert list(rows) == ["plain SGD", "bayesbackprop SGD"]
-    assert rows["bayesbackprop SGD"].ratio is not None
+    assert list(rows) == RANKS
+    assert all(rows[name].ratio is not None for name in RANKS[1:])
     assert all(row.memory is not None for row in rows.values())
+    # There is no second copy of the gradients.
+    assert (rows[RANKS[2]].memory or 0) < (rows[RANKS[1]].memory or 0)
 
 
 def test_ranks_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +85,5 @@ def test_ranks_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(paths, "call_apart", without_processes)
     config = Config(report.this_run("paths", "", threads=1, rounds=2, seed=0))
     rows = paths.two_ranks(config, paths.QUICK)
-    assert [row.name for row in rows] == ["plain SGD", "bayesbackprop SGD"]
+    assert [row.name for row in rows] == RANKS
     assert {(row.note, row.milliseconds) for row in rows} == {("left out: this torch has no gloo", None)}
