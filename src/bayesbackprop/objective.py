@@ -213,7 +213,7 @@ class FreeEnergy(nn.Module):
                 "then with other noise. Call it outside."
             )
         number, examples = self._next_step(step), _examples(wanted or given)
-        weight = self._complexity_weight(examples, ranks, batch, number, self.n if n is None else n)
+        weight = self._complexity_weight(examples, ranks, batch, number, n)
         weighted = model.likelihood
         if weights is not None:
             check_weights(_OWNER, weights, examples)
@@ -264,9 +264,11 @@ class FreeEnergy(nn.Module):
             return check_count(f"{_OWNER}.forward", step=step)["step"]
         return self.step + 1 if torch.compiler.is_compiling() else int(self.step) + 1
 
-    def _complexity_weight(self, examples: int, ranks: int, batch: int | None, step: Word, n: int) -> float | Tensor:
+    def _complexity_weight(
+        self, examples: int, ranks: int, batch: int | None, step: Word, n: int | None
+    ) -> float | Tensor:
         """T * pi_i / |D_i|, and the warm-up."""
-        n = check_count(_OWNER, n=n)["n"]
+        n = self.n if n is None else check_count(_OWNER, n=n)["n"]
         if examples > -(-n // ranks):  # a DistributedSampler repeats examples so that all ranks have as many
             constraint = f"the size of the training set, at least the {examples * ranks} examples of this minibatch"
             raise invalid("n", _OWNER, constraint, n)

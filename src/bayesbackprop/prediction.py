@@ -551,7 +551,8 @@ class Ensemble:
             return [weight[start:stop] for weight in self.weights.values()]
 
         with predicting("Ensemble", self.net, args, kwargs), substituting(self._slots) as call:
-            return over_draws(lambda *weights: call(weights, args, kwargs), chunk, self.draws, memory)
+            known = self._slots.needs
+            return over_draws(lambda *ws: call(ws, args, kwargs), chunk, self.draws, memory, known, (args, kwargs))
 
     def predict(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Predictive:
         """The predictive distribution of the ensemble."""

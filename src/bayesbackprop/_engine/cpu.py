@@ -33,6 +33,7 @@ _PLAIN = {Tensor, torch.nn.Parameter}
 _NO_KEY = Key(0)
 
 _shape, _dtype, _is_cpu = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
+_dtype_and_shape, _version = attrgetter("dtype", "shape"), attrgetter("_version")
 
 if _cpu is not None:
     # The row of the table of parameters is defined in cpu.c alone.
@@ -100,7 +101,7 @@ def usable(parameters: Parameters, key: Key) -> "Table | None":
 
 def versions(parameters: Parameters) -> list[int]:
     """How often each tensor was changed in place, as autograd counts."""
-    return [tensor._version for tensor in parameters.tensors]
+    return list(map(_version, parameters.tensors))
 
 
 def check_way_back(parameters: Parameters, then: list[int]) -> None:
@@ -151,7 +152,7 @@ def table(parameters: Parameters) -> Table | None:
 def memory(parameters: Parameters) -> list[object]:
     """Where and how the numbers are stored. It tells that data were replaced, which autograd does not notice."""
     tensors = parameters.tensors
-    where = [*map(Tensor.data_ptr, tensors), *map(_dtype, tensors), *map(_shape, tensors)]
+    where = [*map(Tensor.data_ptr, tensors), *map(_dtype_and_shape, tensors)]
     return [*where, *map(Tensor.is_contiguous, tensors), *map(Tensor.is_neg, tensors)]
 
 

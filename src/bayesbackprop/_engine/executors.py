@@ -294,7 +294,7 @@ class AnyModule(Executor):
                 with self._rules(Draw(engine, key._replace(draw=index), moments=moments)):
                     return call(weights, args, kwargs)
 
-            return over_draws(run, chunk, draws, memory)
+            return over_draws(run, chunk, draws, memory, engine.shared.needs, (args, kwargs))
 
     def _rules(self, draw: Draw) -> AbstractContextManager[Any]:
         engine = self._engine

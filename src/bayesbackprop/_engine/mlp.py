@@ -376,7 +376,7 @@ class _DrawAndRun(torch.autograd.Function):
             layer.rule.to_parameters(layer, at, by_output, to)
 
         if gradient is not None:
-            of_output = gradient if ctx.slope is None else ctx.slope * gradient
+            of_output = gradient if ctx.slope is None else _times(ctx.slope, gradient)
             to_x = net.go_back(next(saved, of_output), places, of_output, put, to_input=ctx.needs_input_grad[6])
         if cpu.postponed(parameters, ws, to.drawn, share, ctx.table, besides):
             return (None, None, None, None, None, None, to_x, *[None] * (2 * len(ws)))
@@ -462,6 +462,10 @@ class _RunDraws(torch.autograd.Function):
             x, targets = ctx.saved_tensors
             _, deltas = draws._replace(table=table).run_and_go_back(x, targets, by_cost, by_complexity)
         return (None, None, None, None, *deltas.to_mu, *deltas.to_rho)
+
+
+def _times(slope: Tensor, gradient: Tensor) -> Tensor:
+    return slope if gradient.item() == 1 else slope * gradient  # the gradient of a cost by itself is 1
 
 
 def _has_slope(likelihood: Likelihood, targets: Any) -> bool:

@@ -3,7 +3,7 @@
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
@@ -60,6 +60,7 @@ class Slots:
                     if number is not None:
                         self.each.append(Slot(f"{path}.{name}" if path else name, module, name, number))
                         self._seen.append((values, name, value))
+        self.needs: dict[Hashable, Needs] = {}  # of calls that were made, by the shapes of their arguments
         # The same by module; a module is listed once however many names it has.
         self.by_module: dict[nn.Module, list[Slot]] = {}
         for slot in self.each:
@@ -244,13 +245,33 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 _SMALL = 3 * 2**14
 
 
-def over_draws(run: Callable[..., Any], chunk: Callable[[int, int], list[Tensor]], draws: int, memory: int) -> Any:
+class Needs(NamedTuple):
+    """What a call of a network needs."""
+
+    total: int  # the bytes of all results, no less than they hold at any one time
+    operations: int
+    batched: bool  # whether each operation has a rule for vmap
+
+
+# Calls of which the needs are kept.
+_CALLS = 64
+
+
+def over_draws(
+    run: Callable[..., Any],
+    chunk: Callable[[int, int], list[Tensor]],
+    draws: int,
+    memory: int,
+    known: dict[Hashable, Needs],
+    arguments: Any,
+) -> Any:
     """``run`` on each of ``draws`` entries, stacked; ``chunk(start, stop)`` gives some of them, as stacked tensors.
 
-    The first runs alone and shows what one needs. Small networks, in which calling an operation takes longer than
-    computing it, then run in parallel by ``vmap``, as many at a time as fit into ``memory`` bytes. Large ones would
-    lose by it: convolutions with as many kernels as draws are slow, and all that is computed leaves the processor's
-    cache. These run one after the other, and so does what has no ``vmap`` rule (recurrent layers).
+    The first runs alone and shows what one needs, unless it is ``known`` for such ``arguments``. Small networks, in
+    which calling an operation takes longer than computing it, then run in parallel by ``vmap``, as many at a time as
+    fit into ``memory`` bytes. Large ones would lose by it: convolutions with as many kernels as draws are slow, and all
+    that is computed leaves the processor's cache. These run one after the other, and so does what has no ``vmap`` rule
+    (recurrent layers).
     """
 
     def alone(entries: list[Tensor]) -> list[Any]:
@@ -258,12 +279,20 @@ def over_draws(run: Callable[..., Any], chunk: Callable[[int, int], list[Tensor]
 
     entries = chunk(0, 1)
     is_cpu, size = entries[0].is_cpu, sum(stacked.nbytes for stacked in entries)
-    with _Operations() as first:
+    shapes = tuple((tensor.shape, tensor.dtype) for tensor in _tensors(arguments))
+    needs = known.get(shapes)
+    if needs is None:
+        with _Operations() as operations:
+            results = alone(entries)
+        if len(known) >= _CALLS:
+            known.clear()
+        needs = known[shapes] = Needs(operations.total, operations.count, operations.batched)
+    else:
         results = alone(entries)
     del entries
-    at_a_time = max(1, memory // max(1, size + first.total))
-    large = is_cpu and first.total > _SMALL * first.count
-    parallel, done = at_a_time > 1 and first.batched and not large, 1
+    at_a_time = max(1, memory // max(1, size + needs.total))
+    large = is_cpu and needs.total > _SMALL * needs.operations
+    parallel, done = at_a_time > 1 and needs.batched and not large, 1
     while parallel and done < draws:
         stop = min(draws, done + at_a_time)
         try:
@@ -295,10 +324,9 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 class _Operations(TorchDispatchMode):
-    """Counts the operations while active.
+    """Counts the :class:`Needs` of what runs while it is active.
 
-    ``total`` are the bytes of all results: no less than they can hold at any one time. ``batched`` tells whether each
-    operation on tensors has a rule for ``vmap``. Without one it would run, by a loop of its own, before it warns.
+    An operation without a rule for ``vmap`` would run, by a loop of its own, before it warns.
     """
 
     def __init__(self) -> None:

@@ -55,6 +55,6 @@ def test_every_estimator_and_prediction_of_every_network_has_a_row() -> None:
     assert list(tables.values()) == [["plain", *ours], ["passes", "bayesbackprop", "bayesbackprop kept"]] * 4
     assert all(row.milliseconds is not None for row in rows)
     notes = {(row.network, row.name): row.note for row in rows}
-    assert notes["LeNet-5", "bayesbackprop local"] == "scale mixture, sampled"
+    assert notes["LeNet-5", "bayesbackprop local"] == "scale mixture, sampled; its own Adam"
     assert "of the weights as for shared" in notes["LSTM", "bayesbackprop local"]  # which has no rule for it
-    assert notes["LSTM", "bayesbackprop shared"] == "scale mixture, sampled"
+    assert notes["LSTM", "bayesbackprop shared"] == "scale mixture, sampled; its own Adam"
