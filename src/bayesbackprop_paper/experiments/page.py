@@ -77,10 +77,11 @@ def _speed(results: Path) -> Iterator[list[str]]:
     """Of 2x1200 networks, the largest that all benchmarks have."""
     for name, says, key, shown in (
         ("step", "a training step of {network}, in plain SGD steps", "ratio_sgd", 1200),
-        ("predict-peers", "100 draws for one digit, in 100 plain passes ({network})", "ratio_passes", 1200),
+        ("predict", "100 draws for one digit, in 100 plain passes ({network})", "ratio_passes", 1200),
     ):
         path = results / "bench" / f"{name}.json"
-        rows = [row for row in json.loads(path.read_text()) if row["units"] == shown] if path.exists() else []
+        every = json.loads(path.read_text()) if path.exists() else []
+        rows = [row for row in every if row["units"] == shown and row["images"] in (None, 1)]
         ratios = {row["name"]: row[key] for row in rows if row["name"] not in _PLAIN}
         if "bayesbackprop" in ratios:
             ours = ratios.pop("bayesbackprop")
