@@ -227,7 +227,8 @@ class Adam(AdamW):
         if self._postponed is None:
             return
         given, plan = self._postponed
-        if any(parameter.grad is not None for parameter in given.updated):  # which came another way since
+        came = any(parameter.grad is not None for parameter in given.updated)  # another way since
+        if came or not self._valid(plan):
             self.materialise()
         else:
             self._postponed = None

@@ -5,16 +5,16 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 
 import digits
-from bayesbackprop import callbacks
-from bayesbackprop._files import read_checkpoint, write_atomically, write_checkpoint
+from bayesbackprop._files import read_checkpoint, write_checkpoint, written_atomically
 from bayesbackprop_paper import data
 from bayesbackprop_paper.experiments import mnist, recipe, table1
 from bayesbackprop_paper.experiments.recipe import BEST, CHECKPOINT, METRICS, Schedule, error_percent
@@ -173,22 +173,23 @@ def test_ctrl_c_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
 def test_an_error_in_any_write_of_an_epoch_leaves_a_run_that_goes_on(
     function: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, epochs = write_atomically, []
+    original, epochs = written_atomically, []
     second = 2 if name == BEST else 3  # the others are written before the first epoch as well
 
-    def write(path: Path, content: bytes) -> None:
+    @contextmanager
+    def written(path: Path) -> Iterator[BinaryIO]:
         epochs.append(path.name)
         with monkeypatch.context() as patch:
             if epochs.count(name) == second and path.name == name:
                 patch.setattr(os, function, _no_space)
-            original(path, content)
+            with original(path) as stream:
+                yield stream
 
     errors = iter([3.0, 2.0])  # every epoch is the best so far, so that the best is written each time
     run = start(tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(recipe, "error_percent", lambda *_: next(errors))
-        patch.setattr(callbacks, "write_atomically", write)
-        patch.setattr("bayesbackprop._files.write_atomically", write)
+        patch.setattr("bayesbackprop._files.written_atomically", written)
         with pytest.raises(OSError, match="no space"):
             run.train(*parts())
     assert {path.name for path in (tmp_path / "run").iterdir()} == {CHECKPOINT, BEST, METRICS}

@@ -268,6 +268,21 @@ def test_zero_grad_forgets() -> None:
     assert_equal(free_energy, untouched)
 
 
+def test_a_state_that_is_exchanged_in_between_is_the_one_that_is_used() -> None:
+    (free_energy, optimiser), (twin, other) = pair(model_of())
+    for _ in range(3):
+        optimiser.zero_grad()
+        optimiser.backward(cost_of(free_energy))
+        optimiser.state.clear()
+        optimiser.step()
+        other.zero_grad()
+        cost_of(twin).backward()
+        other.state.clear()
+        other.step()
+        assert all(int(state["step"]) == 1 for state in optimiser.state.values())
+    assert_equal(free_energy, twin)
+
+
 def test_a_state_that_is_loaded_forgets() -> None:
     (free_energy, optimiser), (untouched, other) = pair(model_of())
     optimiser.backward(cost_of(free_energy))

@@ -6,10 +6,12 @@ again. Small parameters share a piece, since the density of each would take long
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bayesbackprop._engine import cpu
 from bayesbackprop._engine.parameters import Parameters
@@ -20,8 +22,15 @@ from bayesbackprop.priors import Prior
 # Weights of a piece. In smaller ones two threads of torch do not share an operation; larger ones leave the cache.
 PIECE = 2**17
 
-# A density is tried on these, in a table and in two pieces of another shape.
+# Whether a tensor in a density is trained is asked at each step, of these.
 _NUMBERS = torch.linspace(-1.5, 1.0, 15).view(3, 5)
+
+# Operations on each number by itself that torch does not call so; and a check, of a distribution on its argument, whose
+# result is no part of the density.
+_aten = torch.ops.aten
+_ELEMENTWISE = {_aten.detach.default, _aten.alias.default, _aten._to_copy.default, _aten.log_sigmoid_forward.default}
+_ELEMENTWISE |= {_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default}
+_CHECK = _aten._is_all_true.default
 
 
 class _Piece(NamedTuple):
@@ -40,22 +49,84 @@ def divisible(parameters: Parameters) -> bool:
         return True
     if not parameters.mus[0].is_cpu:
         return False
+    if "constants" not in parameters.cache:
+        parameters.cache["constants"] = _constants(parameters)
+    constants: list[Tensor] | None = parameters.cache["constants"]
+    if constants is None or any(tensor.requires_grad for tensor in constants):
+        return False
     priors = {id(parameters.each[number].prior): parameters.each[number].prior for number in parameters.own_priors}
     numbers = _NUMBERS.to(parameters.mus[0].dtype)
-    if "divisible" not in parameters.cache:
-        parameters.cache["divisible"] = all(_is_elementwise(prior, numbers) for prior in priors.values())
-    # Whether something is trained may change.
-    return bool(parameters.cache["divisible"]) and not any(_is_trained(prior, numbers) for prior in priors.values())
+    return not any(_is_trained(prior, numbers.clone()) for prior in priors.values())
 
 
-def _is_elementwise(prior: Prior, numbers: Tensor) -> bool:
+def _constants(parameters: Parameters) -> list[Tensor] | None:
+    """The tensors in the densities, besides the weights; None where a density may not be computed in pieces.
+
+    It may if its operations, and all numbers in them, are the same for whole parameters as for pieces, and if each is
+    on every weight by itself. They are watched on tensors without memory.
+    """
+    found: list[Tensor] = []
     try:
-        with torch.no_grad():
-            whole = prior.log_density(numbers)
-            pieces = [prior.log_density(piece) for piece in numbers.flatten().split(8)]
-    except Exception:  # whatever a user's function raises, it will raise again at the weights
-        return False
-    return torch.allclose(whole.flatten(), torch.cat(pieces), rtol=1e-5, atol=1e-5, equal_nan=True)
+        for piece in _pieces(parameters):
+            dtype = parameters.mus[piece.parts[0][0]].dtype
+            of_piece = _watch(piece.prior, (sum(which.stop - which.start for _, which in piece.parts),), dtype)
+            for number, _ in piece.parts:
+                whole = _watch(piece.prior, parameters.mus[number].shape, dtype)
+                if not whole.elementwise or whole.steps != of_piece.steps:
+                    return None
+                found += whole.others
+    except Exception:  # whatever a user's function raises, on such tensors or on all
+        return None
+    return found
+
+
+def _watch(prior: Prior, shape: Sequence[int], dtype: torch.dtype) -> "_Operations":
+    w = torch.empty(shape, dtype=dtype, device="meta")
+    operations = _Operations(w)
+    with torch.no_grad(), operations:
+        prior.log_density(w)
+    return operations
+
+
+class _Operations(TorchDispatchMode):
+    """Watches what is computed from ``w``.
+
+    ``steps`` are the operations and the numbers in them, ``elementwise`` tells whether each is on every weight by
+    itself, and ``others`` are tensors besides.
+    """
+
+    def __init__(self, w: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._w = w
+        self._derived = {id(w): w}  # held, so that no other comes to have the same id
+        self.steps: list[tuple[Any, list[Any]]] = []
+        self.elementwise = True
+        self.others: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs))
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = [tensor for tensor in given if id(tensor) not in self._derived]
+        self.others += others
+        if len(others) == len(given):  # nothing of w
+            return func(*args, **(kwargs or {}))
+        self.steps.append((func, [self._named(leaf) for leaf in leaves]))
+        if func is _CHECK:
+            return torch.tensor(True)
+        changes_w = func._schema.is_mutable and args[0] is self._w
+        known = torch.Tag.pointwise in func.tags or func in _ELEMENTWISE
+        self.elementwise = self.elementwise and known and not changes_w
+        result = func(*args, **(kwargs or {}))
+        self._derived |= {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
+        return result
+
+    def _named(self, leaf: Any) -> Any:
+        """An argument, comparable with that of another call."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) in self._derived:
+            return "derived"
+        return (leaf.dtype, leaf.item()) if leaf.numel() == 1 else id(leaf)
 
 
 def _is_trained(prior: Prior, numbers: Tensor) -> bool:

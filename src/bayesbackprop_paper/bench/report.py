@@ -190,7 +190,9 @@ def _limits(rows: Sequence[Row]) -> str:
         "Limit: the least that this machine could take, the larger of two times. One is that of the operations of the "
         "matrix products, the other that of the bytes of weights, gradients and activations that must be read and "
         f"written. The rates are the highest that were measured beside the points: {products} GFLOP/s in a matrix "
-        f"product, and {moved} GB/s in sums of vectors as large as the parameters and gradients."
+        f"product, and {moved} GB/s in sums of vectors as large as the parameters and gradients. "
+        "In the right of a picture are ratios: of the times measured, and of the two limits. Times of different points "
+        "were not measured in turn, so that those of one network in two tables differ as the machine did."
     )
 
 
@@ -249,8 +251,9 @@ _SECTIONS = {
     ),
     "networks": Section(
         "Other networks",
-        "Each step is with Adam. LeNet-5 has images of 28x28, ResNet-20 of 32x32 in three colours. The transformer has "
-        "two of torch's encoder layers, and the LSTM is torch's. The column *how* says what share of the weights has "
+        "Each step is with Adam: ours its own, called as `optimiser.backward(cost)`, the others torch's. LeNet-5 has "
+        "images of 28x28, ResNet-20 of 32x32 in three colours. The transformer has two of torch's encoder layers, and "
+        "the LSTM is torch's. The column *how* says what share of the weights has "
         "no rule for flipout or local and is drawn as for shared. Of the other libraries, Pyro and IVON take torch's "
         "own layers; the LSTM of bayesian-torch draws new weights at every step of the series.",
     ),

@@ -81,7 +81,7 @@ def _speed(results: Path) -> Iterator[list[str]]:
     ):
         path = results / "bench" / f"{name}.json"
         every = json.loads(path.read_text()) if path.exists() else []
-        rows = [row for row in every if row["units"] == shown and row["images"] in (None, 1)]
+        rows = [row for row in every if row["units"] == shown and row.get("images") in (None, 1)]
         ratios = {row["name"]: row[key] for row in rows if row["name"] not in _PLAIN}
         if "bayesbackprop" in ratios:
             ours = ratios.pop("bayesbackprop")

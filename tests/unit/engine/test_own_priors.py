@@ -135,6 +135,11 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "the shape": lambda w: -w.square() * w.shape[-1],
     "the number": lambda w: -w.square() * w.numel(),
     "neighbours": lambda w: -(w - w.roll(1)).square(),
+    "the number of dimensions": lambda w: -(w * (3.0 if w.dim() == 2 else 1.0)).square(),
+    "many or few": lambda w: -(w * (3.0 if w.numel() > 2 * PIECE else 1.0)).square(),
+    "a little, all": lambda w: -w.square() - 1e-9 * w.sum().square(),
+    "the largest, if it is large": lambda w: -w.square() - (w.abs().max() - 1.6).relu(),
+    "one, if it is large": lambda w: -w.square() * (2.0 if bool(w.abs().max() > 0.01) else 1.0),
     "a scale for each": lambda w: -(w / SCALES).square() if w.dim() == 2 else -w.square(),
 }
 
@@ -152,6 +157,23 @@ def test_densities_that_mix_weights_see_whole_parameters(
 
     compare_with_plain(make, x, y)
     assert not taken
+
+
+def test_what_a_distribution_checks_of_its_argument_is_no_part_of_its_density(taken: list[int]) -> None:
+    prior = LogDensity(torch.distributions.StudentT(3.0, 0.0, 0.2, validate_args=True).log_prob)
+    net = nn.Sequential(nn.Linear(9, 20)).double()
+    compare_with_plain(
+        lambda: bayesian(net, Gaussian(0.3), prior=prior), torch.randn(5, 9).double(), torch.randn(5, 20).double()
+    )
+    assert taken
+
+
+def test_a_scale_that_only_some_shapes_have_is_trained() -> None:
+    log_scale = nn.Parameter(torch.tensor(-1.0))
+    prior = LogDensity(lambda w: -(w * log_scale.exp()).square() if w.dim() == 2 else -w.square())
+    model = bayesian(nn.Sequential(nn.Linear(9, 20)), Gaussian(0.3), prior=prior)
+    FreeEnergy(model, n=40)(torch.randn(5, 9), torch.randn(5, 20)).backward()
+    assert log_scale.grad is not None
 
 
 @pytest.mark.parametrize("draws", [1, 2])
