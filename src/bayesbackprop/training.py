@@ -256,9 +256,7 @@ def fit(
             callback.on_start(run)
         forward: Any = objective
         if run.ranks > 1:
-            unused = _has_unused_parameters(model)
-            # As views, so that the averages need not be copied back.
-            forward = DistributedDataParallel(objective, find_unused_parameters=unused, gradient_as_bucket_view=True)
+            forward = DistributedDataParallel(objective, find_unused_parameters=_has_unused_parameters(model))
         # Another thread that saves the model, or copies it, does so before a step or after it.
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
