@@ -41,7 +41,12 @@ class _Plan(NamedTuple):
     groups: list[tuple[int, int]]
     tensors: list[list[Tensor]]  # the parameters, the steps taken, m and v
     addresses: list[tuple[int, ...]]  # of these, parameter by parameter
-    updatable: bool
+    each_updatable: list[bool]  # by the kernels
+
+    @property
+    def updatable(self) -> bool:
+        """Whether the kernels can update all of them."""
+        return all(self.each_updatable)
 
 
 # What is kept of each parameter, by torch's names: the steps taken, m and v.
@@ -239,32 +244,31 @@ class Adam(AdamW):
         if not cpu.available() or not cpu.kernels_wanted() or cpu.traced():
             return None
         plan = self._plan(given)
-        if plan and plan.updatable and cpu.have_gradients(given):
+        if plan is None or (plan.updatable and cpu.gradients_readable(given)):
             return plan
-        some = [each for each in given if cpu.have_gradients([each]) and self._make_plan([each]).updatable]
+        pairs = zip(given, plan.each_updatable, strict=True)
+        some = [parameter for parameter, can in pairs if can and cpu.gradients_readable([parameter])]
         return self._plan(some) if some else None
 
     def _plan(self, parameters: list[Tensor]) -> _Plan | None:
         """The plan of parameters, made once and revalidated at each use; None if not all are the optimiser's."""
         known = self._plans.get(key := tuple(map(id, parameters)))
-        if known is None or not self._valid(known):
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            groups = {parameter for group in self.param_groups for parameter in group["params"]}
-            if not groups.issuperset(parameters):
-                return None
-            known = self._plans[key] = self._make_plan(parameters)
-        return known
-
-    def _make_plan(self, parameters: list[Tensor]) -> _Plan:
+        if known is not None and self._valid(known):
+            return known
         groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
+        if not groups.keys() >= set(parameters):
+            return None
+        if len(self._plans) >= _PLANS:
+            self._plans.clear()
         entries = [self._entry(parameter, groups[parameter]) for parameter in parameters]
-        for _, _, state in entries:
-            if state["step"].dtype is not torch.float32 or not state["step"].is_cpu:
-                state["step"] = state["step"].to("cpu", torch.float32)
-        tensors = [parameters, *([each.state[name] for each in entries] for name in _STATE)]
-        updatable = cpu.updatable(tensors[0], *tensors[2:])
-        return _Plan(entries, self._group_sizes(), tensors, _addresses(tensors), updatable)
+        m, v = ([each.state[name] for each in entries] for name in _STATE[1:])
+        each_updatable = [cpu.updatable([parameters[i]], [m[i]], [v[i]]) for i in range(len(parameters))]
+        for can, entry in zip(each_updatable, entries, strict=True):
+            if can:  # for the kernel, which counts the steps
+                entry.state["step"] = entry.state["step"].to("cpu", torch.float32)
+        tensors = [parameters, [each.state["step"] for each in entries], m, v]
+        self._plans[key] = _Plan(entries, self._group_sizes(), tensors, _addresses(tensors), each_updatable)
+        return self._plans[key]
 
     def _valid(self, plan: _Plan) -> bool:
         """Whether all parameters, groups, and what is kept are still those of the plan, in the same memory."""

@@ -445,8 +445,8 @@ def updatable(tensors: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor
     )
 
 
-def have_gradients(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels can read the gradients of tensors."""
+def gradients_readable(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors have gradients that the kernels can read."""
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     return (
         all(map(_is_cpu, gradients))
@@ -456,7 +456,7 @@ def have_gradients(tensors: Sequence[Tensor]) -> bool:
 
 
 def adam(tensors: Sequence[Tensor], moments: Moments) -> None:
-    """A step of Adam on tensors that are :func:`updatable` and :func:`have_gradients`."""
+    """A step of Adam on tensors that are :func:`updatable`, from :func:`gradients_readable`."""
     rows, held = bytearray(_ROW.size * len(tensors)), list[Tensor]()
     with memoryview(rows) as view, view.cast("q") as words:
         words[_N::_WORDS] = array("q", map(Tensor.numel, tensors))

@@ -60,7 +60,7 @@ class Slots:
                     if number is not None:
                         self.each.append(Slot(f"{path}.{name}" if path else name, module, name, number))
                         self._seen.append((values, name, value))
-        self.needs: dict[Hashable, Needs] = {}  # of calls that were made, by the shapes of their arguments
+        self.needs: dict[Hashable, Needs] = {}  # of calls that were made, by the kinds of their arguments
         # The same by module; a module is listed once however many names it has.
         self.by_module: dict[nn.Module, list[Slot]] = {}
         for slot in self.each:
@@ -279,14 +279,14 @@ def over_draws(
 
     entries = chunk(0, 1)
     is_cpu, size = entries[0].is_cpu, sum(stacked.nbytes for stacked in entries)
-    shapes = tuple((tensor.shape, tensor.dtype) for tensor in _tensors(arguments))
-    needs = known.get(shapes)
+    kind = tuple(map(_kind, tree_leaves(arguments)))
+    needs = known.get(kind)
     if needs is None:
         with _Operations() as operations:
             results = alone(entries)
         if len(known) >= _CALLS:
             known.clear()
-        needs = known[shapes] = Needs(operations.total, operations.count, operations.batched)
+        needs = known[kind] = Needs(operations.total, operations.count, operations.batched)
     else:
         results = alone(entries)
     del entries
@@ -309,6 +309,13 @@ def over_draws(
     for start in range(done, draws, together):
         results += alone(chunk(start, min(draws, start + together)))
     return tree_map(lambda *parts: torch.cat(parts), *results)
+
+
+def _kind(argument: Any) -> Hashable:
+    """What of an argument a network may need more or less memory for."""
+    if isinstance(argument, Tensor):
+        return argument.shape, argument.dtype
+    return (argument if isinstance(argument, bool | int | float | str) else None), type(argument)
 
 
 def _unsqueeze(output: Any) -> Any:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal, plain_kernels
 from bayesbackprop._engine import cpu
 from bayesbackprop._engine.parameters import Parameters
-from bayesbackprop_paper.bench.memory import peak_memory
 from costs import data, gradients, model_of, wraps
 from engine_parameters import parameters_of
 from opaque import Opaque
+from step_memory import memory_of_a_step
 
 pytestmark = pytest.mark.equivalence
 
@@ -201,20 +201,7 @@ def test_weights_that_someone_keeps_do_not_become_gradients(keep: str, older: bo
 
 @wraps
 def test_a_step_needs_one_copy_of_the_weights_besides_parameters_and_gradients(wrap: Any) -> None:
-    weights = 400 * 400 + 410 + 400 * 10
-
-    def build() -> Callable[[], None]:
-        net = wrap(nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)))
-        free_energy = FreeEnergy(Bayesian(net, Categorical(), seed=0), n=40)
-
-        def step() -> None:
-            free_energy.zero_grad()
-            free_energy(torch.ones(4, 400), torch.zeros(4, dtype=torch.int64)).backward()
-
-        return step
-
-    parameters_and_gradients = 4
-    assert peak_memory(build) / (4 * weights) < parameters_and_gradients + 1.3
+    assert memory_of_a_step(lambda net: Bayesian(wrap(net), Categorical(), seed=0)) < 1.3
 
 
 @wraps

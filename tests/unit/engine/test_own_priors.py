@@ -13,10 +13,10 @@ from bayesbackprop._engine import ops, own_priors
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop.complexity import prior_cost
 from bayesbackprop.noise import Key
-from bayesbackprop_paper.bench.memory import peak_memory
 from engine_parameters import CONSTANTS, parameters_of
 from mlps import assert_same, bayesian, by_backward, compare_with_plain, net_of, twins
 from opaque import Opaque
+from step_memory import memory_of_a_step
 
 pytestmark = pytest.mark.equivalence
 
@@ -228,17 +228,4 @@ def test_a_step_needs_no_more_memory_than_with_other_priors(
     wrap: Callable[[nn.Module], nn.Module], draws: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_priors, "PIECE", 2**11)
-    weights = 400 * 400 + 410 + 400 * 10
-
-    def build() -> Callable[[], None]:
-        net = wrap(nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)))
-        free_energy = FreeEnergy(Bayesian(net, Categorical(), CAUCHY, seed=0), n=40, draws=draws)
-
-        def step() -> None:
-            free_energy.zero_grad()
-            free_energy(torch.ones(4, 400), torch.zeros(4, dtype=torch.int64)).backward()
-
-        return step
-
-    parameters_and_gradients = 4
-    assert peak_memory(build) / (4 * weights) < parameters_and_gradients + 1.3
+    assert memory_of_a_step(lambda net: Bayesian(wrap(net), Categorical(), CAUCHY, seed=0), draws=draws) < 1.3

@@ -12,9 +12,9 @@ from bayesbackprop import Bayesian, Categorical, FreeEnergy, Laplace, Normal, Pr
 from bayesbackprop._engine import cpu, reference
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop.noise import Key
-from bayesbackprop_paper.bench.memory import peak_memory
 from engine_parameters import CONSTANTS, DTYPES, KNOWN_PRIORS, UNKNOWN_PRIOR, parameters_of, rounding_of_constants
 from mlps import assert_same, bayesian, gradients, net_of, twins
+from step_memory import memory_of_a_step
 
 pytestmark = pytest.mark.equivalence
 
@@ -239,17 +239,4 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 @pytest.mark.identities
 def test_a_step_needs_the_weights_of_one_draw_besides_parameters_and_gradients() -> None:
-    weights = 400 * 400 + 410 + 400 * 10
-
-    def build() -> Any:
-        net = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
-        free_energy = FreeEnergy(Bayesian(net, Categorical(), seed=0), n=40, draws=5)
-
-        def step() -> None:
-            free_energy.zero_grad()
-            free_energy(torch.ones(4, 400), torch.zeros(4, dtype=torch.int64)).backward()
-
-        return step
-
-    parameters_and_gradients = 4
-    assert peak_memory(build) / (4 * weights) < parameters_and_gradients + 1.3
+    assert memory_of_a_step(lambda net: Bayesian(net, Categorical(), seed=0), draws=5) < 1.3
