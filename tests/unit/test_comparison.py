@@ -26,7 +26,8 @@ from bayesbackprop import (
     compare,
     evaluate,
 )
-from bayesbackprop.comparison import METHODS, Comparison, mixture
+from bayesbackprop._methods import mixture
+from bayesbackprop.comparison import METHODS, Comparison
 from bayesbackprop.prediction import ClassPredictive, predictive
 from bayesbackprop.verdict import ClassScores, ValueScores
 
@@ -268,7 +269,7 @@ def test_others_learn_too(method: str, module: str, kind: str) -> None:
 def test_laplace_of_a_large_network_is_of_its_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("laplace")
     assert "all weights" in compared(methods=["Laplace"]).notes["Laplace"]
-    monkeypatch.setattr("bayesbackprop.comparison._LARGEST_JACOBIAN", 10)
+    monkeypatch.setattr("bayesbackprop._methods._LARGEST_JACOBIAN", 10)
     assert "last layer" in compared(methods=["Laplace"]).notes["Laplace"]
 
 
