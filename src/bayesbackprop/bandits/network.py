@@ -1,14 +1,15 @@
-"""The network of the neural agents: the expected reward of an action in a context, for several agents at once."""
+"""The networks of the neural agents, and the likelihood of the one reward that an agent sees."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayesbackprop._networks import mlp
+from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
 
 Encoding = Literal["input", "output"]
 
@@ -18,8 +19,7 @@ class Parallel(nn.Module):
 
     def __init__(self, random: torch.Generator, replicas: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        weight = torch.randn(replicas, outputs, inputs, generator=random).mul_(math.sqrt(2 / inputs))  # He et al.
-        self.weight = nn.Parameter(weight)
+        self.weight = nn.Parameter(_initial(random, replicas, outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(replicas, 1, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,29 +27,102 @@ class Parallel(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight.mT)
 
 
-class RewardNetwork(nn.Module):
-    """Fully connected, with rectified linear units: contexts and actions to expected rewards.
+class Replicas(nn.Module):
+    """Fully connected networks side by side, ``[B, replicas, inputs]`` to ``[B, replicas, outputs]``.
 
-    A row of a batch holds one context and one action for each of the replicas: together they are one example, whose
-    likelihood is the product of theirs, so the cost of a minibatch is the sum of the costs of the replicas. The
-    arguments are those of :class:`bayesbackprop.bandits.agents.NeuralAgent`.
+    A row of a batch holds one example of each replica. Together they are one example, whose likelihood is the product
+    of theirs: so the cost of a minibatch is the sum of the costs of the replicas.
     """
 
-    def __init__(
-        self, features: int, actions: int, hidden: Sequence[int], encoding: Encoding, replicas: int, seed: int
-    ) -> None:
+    def __init__(self, layers: nn.Sequential) -> None:
         super().__init__()
-        random = torch.Generator().manual_seed(seed)
-        first, last = (features + actions, 1) if encoding == "input" else (features, actions)
-        self.layers = mlp([first, *hidden, last], linear=partial(Parallel, random, replicas))
-        self.encoding = encoding
-        self.one_of = nn.Buffer(torch.eye(actions), persistent=False)
+        self.layers = layers
 
-    def forward(self, contexts: Tensor, actions: Tensor) -> Tensor:
-        """Contexts ``[B, replicas, features]`` and actions ``[B, replicas]`` to expected rewards ``[B, replicas]``."""
-        if self.encoding == "input":
-            inputs = torch.cat([contexts, self.one_of[actions]], dim=-1)
-            rewards: Tensor = self.layers(inputs.transpose(0, 1))
-            return rewards.squeeze(-1).t()
-        outputs: Tensor = self.layers(contexts.transpose(0, 1)).transpose(0, 1)
-        return outputs.gather(-1, actions[..., None]).squeeze(-1)
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(x.transpose(0, 1))
+        return outputs.transpose(0, 1)
+
+
+def reward_network(sizes: Sequence[int], replicas: int, seed: int) -> nn.Module:
+    """Fully connected, with rectified linear units, for each of ``replicas``.
+
+    One alone is made of ``nn.Linear``, ``[B, inputs]`` to ``[B, outputs]``, for which the engine has a quick way.
+    """
+    random = torch.Generator().manual_seed(seed)
+    if replicas == 1:
+        return mlp(sizes, linear=partial(_linear, random))
+    return Replicas(mlp(sizes, linear=partial(Parallel, random, replicas)))
+
+
+def _initial(random: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=random).mul_(math.sqrt(2 / shape[-1]))  # He et al.
+
+
+def _linear(random: torch.Generator, inputs: int, outputs: int) -> nn.Linear:
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    with torch.no_grad():
+        layer.weight.copy_(_initial(random, outputs, inputs))
+        layer.bias.zero_()
+    return layer
+
+
+# The likelihoods of a reward, and the expected reward by the first number of the output.
+EXPECTED: dict[type[Likelihood], Callable[[Tensor], Tensor]] = {
+    Gaussian: lambda output: output,
+    Bernoulli: torch.sigmoid,
+    Poisson: torch.exp,
+    NegativeBinomial: torch.exp,
+}
+
+
+def numbers_of(likelihood: Likelihood) -> int:
+    """How many numbers of the output a reward is judged by."""
+    return 2 if isinstance(likelihood, Gaussian) and likelihood.noise == "per-input" else 1
+
+
+class OfAction(Likelihood):
+    """The likelihood of the reward of the action that was taken.
+
+    The output ``[..., numbers * actions]`` says something of each action: first the first number of each, then the
+    second. The target ``[..., 2]`` is the action and its reward; actions that were not taken cost nothing.
+
+    Args:
+        likelihood: Of a reward, from the output of its action.
+        actions: How many the output is about.
+    """
+
+    def __init__(self, likelihood: Likelihood, actions: int) -> None:
+        super().__init__()
+        self.likelihood, self.actions = likelihood, actions
+        self.numbers = numbers_of(likelihood)
+        self.has_slope = likelihood.has_slope
+
+    def expected(self, first: Tensor) -> Tensor:
+        """The expected rewards, from the first number of each action."""
+        return EXPECTED[type(self.likelihood)](first)
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.likelihood.log_prob(self._taken(output, target), target[..., 1:])
+
+    def costs(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.likelihood.costs(self._taken(output, target), target[..., 1:])
+
+    def cost(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.likelihood.cost(self._taken(output, target), target[..., 1:])
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        slope = self.likelihood.slope(self._taken(output, target), target[..., 1:])
+        if self.actions == 1:
+            return slope
+        return torch.zeros_like(output).scatter_(-1, self._places(target), slope)
+
+    def distribution(self, output: Any) -> Any:
+        raise NotImplementedError("An agent has the expected rewards alone.")
+
+    def _places(self, target: Tensor) -> Tensor:
+        """Where in an output the numbers of the action are that was taken."""
+        first = target[..., :1].long()
+        return first if self.numbers == 1 else torch.cat([first, first + self.actions], -1)
+
+    def _taken(self, output: Tensor, target: Tensor) -> Tensor:
+        return output if self.actions == 1 else output.gather(-1, self._places(target))

@@ -1,0 +1,309 @@
+"""The neural agents: a network of rewards, the memory it learns from, and two ways to choose by it."""
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import torch
+from torch import Tensor, nn
+
+from bayesbackprop._errors import (
+    check_choice,
+    check_count,
+    check_list,
+    check_not_negative,
+    check_positive,
+    check_probability,
+    check_type,
+    invalid,
+)
+from bayesbackprop._gradients import check_gradients
+from bayesbackprop.bandits.agents import Agent
+from bayesbackprop.bandits.network import EXPECTED, Encoding, OfAction, reward_network
+from bayesbackprop.likelihoods import Gaussian, Likelihood
+from bayesbackprop.model import Bayesian
+from bayesbackprop.noise import WORDS
+from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.optim import Adam
+from bayesbackprop.priors import Normal, Prior
+
+# After so many rewards the scale that is found from them no longer falls: the better an agent, the more alike its
+# rewards, and what was learnt in other units would have to be learnt again and again.
+_SETTLED = 100
+
+# The least noise of a reward per input, in units of the scale: exact rewards must not outweigh all others.
+_LEAST_NOISE = 0.1
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class NeuralAgent(Agent):
+    """A network of rewards, and the memory it learns from: what the neural agents share.
+
+    The arguments besides those of :class:`Agent`:
+
+    Args:
+        hidden: The widths of the hidden layers.
+        encoding: Whether there is one ``"output"`` for each action, or the action is part of the ``"input"``, as in the
+            paper.
+        likelihood: Of a reward in units of ``scale``: a ``Gaussian`` whose noise is fixed, learnt or per input, a
+            ``Bernoulli`` for rewards of 0 and 1, a ``Poisson`` or a ``NegativeBinomial`` for counts. None for a Gaussian
+            with noise per input, of at least .1.
+        scale: The size of a large reward: the network learns reward / scale. None: found from the rewards, or 1 for a
+            likelihood of counts.
+        updates: Minibatches to learn from after each observation.
+        batch_size: Observations of a minibatch.
+        memory: How many observations are kept; the complexity cost, if any, is shared among those there are.
+        learning_rate: Of Adam, at the start.
+        halving: After so many observations the learning rate is a half, after twice as many a third, and so on: so that
+            what was learnt from observations that have left the memory is not lost to newer ones. None: it stays.
+    """
+
+    hidden: Sequence[int] = (100, 100)
+    encoding: Encoding = "output"
+    likelihood: Likelihood | None = None
+    scale: float | None = None
+    updates: int = 4
+    batch_size: int = 64
+    memory: int = 65536
+    learning_rate: float = 1e-3
+    halving: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = type(self).__name__
+        counts = check_count(owner, updates=self.updates, batch_size=self.batch_size, memory=self.memory)
+        halving = {} if self.halving is None else check_count(owner, halving=self.halving)
+        numbers = check_positive(owner, learning_rate=self.learning_rate)
+        scale = {} if self.scale is None else check_positive(owner, scale=self.scale)
+        vars(self).update({**counts, **halving, **numbers, **scale})
+        check_choice(owner, ("input", "output"), encoding=self.encoding)
+        self.hidden = [check_count(owner, hidden=width)["hidden"] for width in check_list(owner, hidden=self.hidden)]
+        self.likelihood = self._checked_likelihood(owner)
+        is_input = self.encoding == "input"
+        # It learns for this agent alone.
+        self._likelihood = OfAction(copy.deepcopy(self.likelihood), 1 if is_input else self.actions)
+        self.net = reward_network(self._sizes(), self.replicas, self.seed)
+        # The last observations, the newest in place of the oldest; rewards in units of a scale that is given.
+        self._contexts = torch.zeros(self.memory, self.replicas, self.features)
+        self._actions = torch.zeros(self.memory, self.replicas, dtype=torch.int64)
+        self._rewards = torch.zeros(self.memory, self.replicas)
+        # The sum of the squares of all rewards, and the scale that is found from it.
+        self._finds_scale = self.scale is None and isinstance(self.likelihood, Gaussian)
+        self._square = torch.zeros(self.replicas, dtype=torch.float64)
+        self._found_scale = torch.ones(self.replicas)
+        self._one_of = torch.eye(self.actions)
+        self._every_action = torch.arange(self.actions)[:, None].expand(-1, self.replicas)
+        self._optimiser: Adam
+
+    def _checked_likelihood(self, owner: str) -> Likelihood:
+        if self.likelihood is None:
+            return Gaussian("per-input", least=_LEAST_NOISE)
+        if type(self.likelihood) not in EXPECTED:
+            known = ", ".join(kind.__name__ for kind in EXPECTED)
+            raise invalid("likelihood", owner, f"None, or one of {known}", self.likelihood)
+        if self.replicas > 1 and any(True for _ in self.likelihood.parameters()):
+            constraint = "one without numbers that are learnt, which replicas would share"
+            raise invalid("likelihood", owner, constraint, self.likelihood)
+        return self.likelihood
+
+    def _sizes(self) -> list[int]:
+        """The widths of the network, from its inputs to its outputs."""
+        inputs = self.features + (self.actions if self.encoding == "input" else 0)
+        return [inputs, *self.hidden, self._likelihood.numbers * self._likelihood.actions]
+
+    @abstractmethod
+    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
+        """What an update minimises on a minibatch of all that is remembered."""
+
+    def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        self._remember(contexts, actions, rewards)
+        remembered = min(self.observed + 1, self.memory)
+        size = (self.updates, min(self.batch_size, remembered), self.replicas)
+        chosen = torch.randint(remembered, size, generator=self._random(2 * self.observed + 1))
+        for group in self._optimiser.param_groups:
+            group["lr"] = group["initial_lr"] / (1 + self.observed / (self.halving or math.inf))
+        # All minibatches are picked at once, which is quicker than one by one.
+        each = torch.arange(self.replicas)
+        picked = self._actions[chosen, each]
+        inputs = self._inputs(self._contexts[chosen, each], picked)
+        targets = self._targets(picked, self._rewards[chosen, each] / self._found_scale)
+        for some_inputs, some_targets in zip(inputs, targets, strict=True):
+            self._turns.give_way()
+            self._optimiser.zero_grad()
+            self._optimiser.backward(self._cost(some_inputs, some_targets, remembered))
+            check_gradients(getattr(self, "_objective", self.net), self._optimiser)
+            self._optimiser.step()
+
+    def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        place = self.observed % self.memory
+        self._contexts[place], self._actions[place] = contexts, actions
+        self._rewards[place] = rewards / (self.scale or 1.0)
+        if self._finds_scale:
+            self._square += rewards.square()
+            size = (self._square / (self.observed + 1)).sqrt().float()
+            grown = size.maximum(self._found_scale) if self.observed >= _SETTLED else size
+            self._found_scale = grown.where(grown > 0, 1.0)
+
+    def _inputs(self, contexts: Tensor, actions: Tensor) -> Tensor:
+        """What the network takes, of contexts ``[..., replicas, features]`` and actions ``[..., replicas]``."""
+        if self.encoding == "input":
+            contexts = torch.cat([contexts, self._one_of[actions]], dim=-1)
+        return contexts if self.replicas > 1 else contexts.squeeze(-2)
+
+    def _targets(self, actions: Tensor, rewards: Tensor) -> Tensor:
+        """What the likelihood takes."""
+        chosen = actions if self.encoding == "output" else torch.zeros_like(actions)
+        targets = torch.stack([chosen.to(rewards.dtype), rewards], dim=-1)
+        return targets if self.replicas > 1 else targets.squeeze(-2)
+
+    def _outputs(self, network: Callable[[Tensor], Tensor], contexts: Tensor) -> Tensor:
+        """What ``network`` says of every action, ``[replicas, actions]``: the number its expected reward grows with."""
+        if self.encoding == "output":
+            return network(self._inputs(contexts[None], self._every_action)).reshape(self.replicas, -1)[
+                :, : self.actions
+            ]
+        outputs = network(self._inputs(contexts.expand(self.actions, -1, -1), self._every_action))
+        return outputs.reshape(self.actions, self.replicas, -1)[..., 0].t()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {"contexts": self._contexts, "actions": self._actions, "rewards": self._rewards}
+        if self._finds_scale:
+            tensors |= {"square": self._square, "scale": self._found_scale}
+        parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            slots = self._optimiser.state[parameter]
+            if not slots:  # as Adam itself would begin
+                slots["step"] = torch.zeros(())
+                slots["exp_avg"], slots["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            tensors[f"parameter.{number}"] = self._by_replica(parameter.detach())
+            tensors |= {f"optimiser.{number}.{name}": self._by_replica(value) for name, value in slots.items()}
+        return tensors
+
+    def _by_replica(self, tensor: Tensor) -> Tensor:
+        """A tensor of a network alone as that of the first of several, ``[1, outputs, inputs]`` or ``[1, 1, outputs]``."""
+        return tensor if self.replicas > 1 or not tensor.dim() else tensor.reshape(1, -1, tensor.shape[-1])
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ThompsonSampling(NeuralAgent):
+    """Thompson sampling on a Bayes by Backprop network of the reward.
+
+    Each decision draws a network from the posterior and takes the action that is best by it. How far the drawn network
+    is from the mean of all is wider than the posterior for actions that were hardly tried, and narrower for those that
+    were tried often:
+
+    value = mean + (drawn - mean) * exploration * sqrt(settling / (settling + tries))
+
+    A Gaussian for each weight knows little about how much was seen of an action: without the factor an agent stays away
+    from an action for good after some bad luck, or tries for ever what it knows well. The arguments besides those of
+    :class:`NeuralAgent`:
+
+    Args:
+        prior: On the weights; None for ``Normal(1)``.
+        sigma: Initial standard deviation of the weights.
+        exploration: How far the draws for an action that was never tried are from their mean, in units of the
+            posterior's.
+        settling: After so many tries of an action its draws are nearer to the mean by a factor of sqrt(2), and so on.
+            None: they stay; with ``exploration=1`` this is Thompson sampling as in the paper.
+        draws: Networks to average at a decision: the more, the less it explores.
+        temperature: A factor on the complexity cost; 1 is Bayes.
+        rho_rate: The learning rate of rho, as a multiple of that of mu.
+
+    Examples:
+        >>> agent = ThompsonSampling(features=3, actions=2)
+        >>> action = agent.act([0.0, 1.0, 0.0])
+        >>> agent.observe([0.0, 1.0, 0.0], action, reward=1.0)
+    """
+
+    halving: int | None = 200
+    prior: Prior | None = None
+    sigma: float = 0.05
+    exploration: float = 2.0
+    settling: int | None = 50
+    draws: int = 1
+    temperature: float = 0.03
+    rho_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = "ThompsonSampling"
+        vars(self).update(check_count(owner, below=WORDS, draws=self.draws))
+        settling = {} if self.settling is None else check_count(owner, settling=self.settling)
+        vars(self).update(settling)
+        vars(self).update(check_positive(owner, rho_rate=self.rho_rate, sigma=self.sigma))
+        vars(self).update(check_not_negative(owner, temperature=self.temperature, exploration=self.exploration))
+        self.prior = Normal(1.0) if self.prior is None else self.prior
+        check_type(owner, Prior, "None, or a Prior such as Normal(1.0)", prior=self.prior)
+        self.model = Bayesian(self.net, self._likelihood, self.prior, sigma=self.sigma, seed=self.seed)
+        # An agent learns alone, whatever other processes do.
+        self._objective = FreeEnergy(self.model, n=self.memory, temperature=self.temperature, own_averaging=True)
+        self._tries = torch.zeros(self.replicas, self.actions, dtype=torch.int64)
+        rate_of_rho = self.learning_rate * self.rho_rate
+        self._optimiser = _adam(
+            (self.net, self.learning_rate), (self.model.rho, rate_of_rho), (self._likelihood, self.learning_rate)
+        )
+
+    def _choose(self, contexts: Tensor) -> list[int]:
+        with torch.no_grad():
+            first = self.acted * self.draws
+            drawn = [self._outputs(self.model.draw(0, first + k), contexts) for k in range(self.draws)]
+            if self.exploration != 1 or self.settling is not None:
+                mean = self._outputs(self.net, contexts)
+                width = self.exploration / (1 + self._tries / (self.settling or math.inf)).sqrt()
+                drawn = [mean + (each - mean) * width for each in drawn]
+            return torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0).argmax(-1).tolist()
+
+    def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        self._tries[torch.arange(self.replicas), actions] += 1
+        super()._learn(contexts, actions, rewards)
+
+    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
+        cost: Tensor = self._objective(inputs, targets, n=remembered)
+        return cost
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tries = {} if self.settling is None else {"tries": self._tries}
+        return {**super()._tensors(), **tries, "step": self._objective.step}
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class EpsilonGreedy(NeuralAgent):
+    """Acts at random now and then, else as is best on a plain network.
+
+    The argument besides those of :class:`NeuralAgent`:
+
+    Args:
+        epsilon: How often to act at random; one number, or one for each replica.
+    """
+
+    epsilon: float | Sequence[float] = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one = isinstance(self.epsilon, Real)
+        given = [self.epsilon] * self.replicas if one else check_list("EpsilonGreedy", epsilon=self.epsilon)
+        each = [check_probability("EpsilonGreedy", epsilon=epsilon)["epsilon"] for epsilon in given]
+        if len(each) != self.replicas:
+            raise invalid("epsilon", "EpsilonGreedy", f"one number, or {self.replicas}", self.epsilon)
+        self.epsilon = each
+        self._optimiser = _adam((self.net, self.learning_rate), (self._likelihood, self.learning_rate))
+
+    def _choose(self, contexts: Tensor) -> list[int]:
+        random = self._random(2 * self.acted)
+        explores = torch.rand(self.replicas, generator=random) < torch.tensor(self.epsilon)
+        anything = torch.randint(self.actions, (self.replicas,), generator=random)
+        with torch.no_grad():
+            best = self._outputs(self.net, contexts).argmax(-1)
+            return torch.where(explores, anything, best).tolist()
+
+    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:  # noqa: ARG002
+        return self._likelihood.cost(self.net(inputs), targets)
+
+
+def _adam(*parts: tuple[nn.Module, float]) -> Adam:
+    """The optimiser of modules with their learning rates at the start."""
+    groups = [{"params": list(m.parameters()), "lr": rate, "initial_lr": rate} for m, rate in parts]
+    return Adam([group for group in groups if group["params"]])
