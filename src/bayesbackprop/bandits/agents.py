@@ -44,7 +44,7 @@ from bayesbackprop.priors import Prior
 _STRIDE = 1_000_003
 
 # What counts or is a sum of squares.
-_NEVER_NEGATIVE = ("actions", "count", "exp_avg_sq", "scale", "square", "step", "tries")
+_NEVER_NEGATIVE = ("actions", "began", "count", "errors", "exp_avg_sq", "is_number", "scale", "square", "step", "tries")
 
 # Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
 _LARGEST = 1e15

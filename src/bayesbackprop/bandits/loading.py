@@ -34,7 +34,7 @@ def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
             raise ValueError(f"arguments {sorted(arguments)}")
         if "prior" in arguments:
             arguments["prior"] = prior or priors.from_description(arguments["prior"])
-        if "likelihood" in arguments:
+        if arguments.get("likelihood") is not None:
             arguments["likelihood"] = likelihoods.from_description(arguments["likelihood"])
         _check_sizes(kind, arguments, file.tensors)
     if "prior" in arguments and arguments["prior"] is None:
@@ -50,6 +50,7 @@ def _without_likelihood(arguments: dict[str, Any]) -> dict[str, Any]:
     known = dict(arguments)
     # A network without a posterior learnt by the squared error, which is -log P at this noise but for a constant.
     known["likelihood"] = likelihoods.describe(Gaussian(known.pop("noise", math.sqrt(0.5))))
+    known["alarm"] = None
     return {**known, "exploration": 1.0, "settling": None} if "prior" in known else known
 
 

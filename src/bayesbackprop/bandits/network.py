@@ -6,12 +6,16 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop._networks import mlp
 from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
 
 Encoding = Literal["input", "output"]
+
+# The least noise of a number, in units of the scale: exact rewards must not outweigh all others.
+_LEAST_NOISE = 0.1
 
 
 class Parallel(nn.Module):
@@ -75,9 +79,54 @@ EXPECTED: dict[type[Likelihood], Callable[[Tensor], Tensor]] = {
 }
 
 
-def numbers_of(likelihood: Likelihood) -> int:
-    """How many numbers of the output a reward is judged by."""
-    return 2 if isinstance(likelihood, Gaussian) and likelihood.noise == "per-input" else 1
+class Unknown(Likelihood):
+    """Rewards of which nothing is said: yes or no while all were 0 or 1, and numbers from the first other one on.
+
+    The first number of the output is the logit of a yes, or the mean of a Gaussian whose noise the second one says.
+
+    Args:
+        replicas: How many agents see rewards, each its own.
+    """
+
+    has_slope = True
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self.bernoulli, self.gaussian = Bernoulli(), Gaussian("per-input", least=_LEAST_NOISE)
+        self.is_number = nn.Buffer(torch.zeros(replicas, dtype=torch.int64))
+
+    def see(self, rewards: Tensor) -> None:
+        """Take note of the reward of each replica."""
+        self.is_number |= (rewards != 0) & (rewards != 1)
+
+    def expected(self, first: Tensor) -> Tensor:
+        """The expected rewards ``[replicas, actions]`` from the first number of each action."""
+        return torch.where(self._numbers, first, first.sigmoid())
+
+    @property
+    def _numbers(self) -> Tensor:
+        """Whether rewards are numbers, ``[replicas, 1]``."""
+        return self.is_number.bool()[:, None]
+
+    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
+        first, _ = output.chunk(2, -1)
+        yes_or_no = F.binary_cross_entropy_with_logits(first, target, reduction="none")
+        numbers = self.gaussian.distribution(output).log_prob(target)
+        return torch.where(self._numbers, numbers, -yes_or_no).flatten(1).sum(1)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        first, second = output.chunk(2, -1)
+        yes_or_no = torch.cat([first.sigmoid().sub_(target).div_(len(target)), torch.zeros_like(second)], -1)
+        return torch.where(self._numbers, self.gaussian.slope(output, target), yes_or_no)
+
+    def distribution(self, output: Any) -> Any:
+        raise NotImplementedError("An agent has the expected rewards alone.")
+
+
+def numbers_of(likelihood: Likelihood | None) -> int:
+    """How many numbers of the output a reward is judged by; 2 where nothing is said."""
+    is_fixed = isinstance(likelihood, Gaussian) and likelihood.noise != "per-input"
+    return 1 if is_fixed or isinstance(likelihood, Bernoulli | Poisson | NegativeBinomial) else 2
 
 
 class OfAction(Likelihood):
@@ -99,7 +148,8 @@ class OfAction(Likelihood):
 
     def expected(self, first: Tensor) -> Tensor:
         """The expected rewards, from the first number of each action."""
-        return EXPECTED[type(self.likelihood)](first)
+        likelihood = self.likelihood
+        return likelihood.expected(first) if isinstance(likelihood, Unknown) else EXPECTED[type(likelihood)](first)
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         return self.likelihood.log_prob(self._taken(output, target), target[..., 1:])

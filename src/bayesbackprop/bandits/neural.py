@@ -21,8 +21,9 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop._gradients import check_gradients
+from bayesbackprop.bandits._changes import RECENT, Changes
 from bayesbackprop.bandits.agents import Agent
-from bayesbackprop.bandits.network import EXPECTED, Encoding, OfAction, reward_network
+from bayesbackprop.bandits.network import EXPECTED, Encoding, OfAction, Unknown, reward_network
 from bayesbackprop.likelihoods import Gaussian, Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS
@@ -33,9 +34,6 @@ from bayesbackprop.priors import Normal, Prior
 # After so many rewards the scale that is found from them no longer falls: the better an agent, the more alike its
 # rewards, and what was learnt in other units would have to be learnt again and again.
 _SETTLED = 100
-
-# The least noise of a reward per input, in units of the scale: exact rewards must not outweigh all others.
-_LEAST_NOISE = 0.1
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -49,16 +47,18 @@ class NeuralAgent(Agent):
         encoding: Whether there is one ``"output"`` for each action, or the action is part of the ``"input"``, as in the
             paper.
         likelihood: Of a reward in units of ``scale``: a ``Gaussian`` whose noise is fixed, learnt or per input, a
-            ``Bernoulli`` for rewards of 0 and 1, a ``Poisson`` or a ``NegativeBinomial`` for counts. None for a Gaussian
-            with noise per input, of at least .1.
-        scale: The size of a large reward: the network learns reward / scale. None: found from the rewards, or 1 for a
-            likelihood of counts.
+            ``Bernoulli`` for rewards of 0 and 1, a ``Poisson`` or a ``NegativeBinomial`` for counts. None: found from
+            the rewards; a Bernoulli while all of them are 0 or 1, else a Gaussian with noise per input.
+        scale: The size of a large reward: the network learns reward / scale. None: found from the rewards, where they
+            are numbers: the root of their mean square.
         updates: Minibatches to learn from after each observation.
         batch_size: Observations of a minibatch.
         memory: How many observations are kept; the complexity cost, if any, is shared among those there are.
         learning_rate: Of Adam, at the start.
         halving: After so many observations the learning rate is a half, after twice as many a third, and so on: so that
             what was learnt from observations that have left the memory is not lost to newer ones. None: it stays.
+        alarm: When recent rewards are predicted worse than those before by so many standard errors, the world has
+            changed: the agent forgets what it remembers, and learns and explores as at the start. None: never.
     """
 
     hidden: Sequence[int] = (100, 100)
@@ -70,6 +70,7 @@ class NeuralAgent(Agent):
     memory: int = 65536
     learning_rate: float = 1e-3
     halving: int | None = None
+    alarm: float | None = 8.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,36 +79,40 @@ class NeuralAgent(Agent):
         halving = {} if self.halving is None else check_count(owner, halving=self.halving)
         numbers = check_positive(owner, learning_rate=self.learning_rate)
         scale = {} if self.scale is None else check_positive(owner, scale=self.scale)
-        vars(self).update({**counts, **halving, **numbers, **scale})
+        alarm = {} if self.alarm is None else check_positive(owner, alarm=self.alarm)
+        vars(self).update({**counts, **halving, **numbers, **scale, **alarm})
         check_choice(owner, ("input", "output"), encoding=self.encoding)
         self.hidden = [check_count(owner, hidden=width)["hidden"] for width in check_list(owner, hidden=self.hidden)]
-        self.likelihood = self._checked_likelihood(owner)
-        is_input = self.encoding == "input"
+        self._check_likelihood(owner)
         # It learns for this agent alone.
-        self._likelihood = OfAction(copy.deepcopy(self.likelihood), 1 if is_input else self.actions)
+        likelihood = Unknown(self.replicas) if self.likelihood is None else copy.deepcopy(self.likelihood)
+        self._likelihood = OfAction(likelihood, 1 if self.encoding == "input" else self.actions)
         self.net = reward_network(self._sizes(), self.replicas, self.seed)
         # The last observations, the newest in place of the oldest; rewards in units of a scale that is given.
         self._contexts = torch.zeros(self.memory, self.replicas, self.features)
         self._actions = torch.zeros(self.memory, self.replicas, dtype=torch.int64)
         self._rewards = torch.zeros(self.memory, self.replicas)
         # The sum of the squares of all rewards, and the scale that is found from it.
-        self._finds_scale = self.scale is None and isinstance(self.likelihood, Gaussian)
+        self._finds_scale = self.scale is None and isinstance(likelihood, Gaussian | Unknown)
         self._square = torch.zeros(self.replicas, dtype=torch.float64)
         self._found_scale = torch.ones(self.replicas)
+        # What was observed when the world last changed, and the test for that.
+        self._began = torch.zeros(self.replicas, dtype=torch.int64)
+        self._changes = None if self.alarm is None else Changes(self.replicas, self.alarm)
         self._one_of = torch.eye(self.actions)
         self._every_action = torch.arange(self.actions)[:, None].expand(-1, self.replicas)
         self._optimiser: Adam
 
-    def _checked_likelihood(self, owner: str) -> Likelihood:
-        if self.likelihood is None:
-            return Gaussian("per-input", least=_LEAST_NOISE)
-        if type(self.likelihood) not in EXPECTED:
+    def _check_likelihood(self, owner: str) -> None:
+        given = self.likelihood
+        if given is None:
+            return
+        if type(given) not in EXPECTED:
             known = ", ".join(kind.__name__ for kind in EXPECTED)
-            raise invalid("likelihood", owner, f"None, or one of {known}", self.likelihood)
-        if self.replicas > 1 and any(True for _ in self.likelihood.parameters()):
+            raise invalid("likelihood", owner, f"None, or one of {known}", given)
+        if self.replicas > 1 and any(True for _ in given.parameters()):
             constraint = "one without numbers that are learnt, which replicas would share"
-            raise invalid("likelihood", owner, constraint, self.likelihood)
-        return self.likelihood
+            raise invalid("likelihood", owner, constraint, given)
 
     def _sizes(self) -> list[int]:
         """The widths of the network, from its inputs to its outputs."""
@@ -121,31 +126,73 @@ class NeuralAgent(Agent):
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         self._remember(contexts, actions, rewards)
         remembered = min(self.observed + 1, self.memory)
+        # Counted back from the newest, as far as the world is the present one.
+        reach = (self.observed + 1 - self._began).clamp(max=self.memory)
         size = (self.updates, min(self.batch_size, remembered), self.replicas)
-        chosen = torch.randint(remembered, size, generator=self._random(2 * self.observed + 1))
-        for group in self._optimiser.param_groups:
-            group["lr"] = group["initial_lr"] / (1 + self.observed / (self.halving or math.inf))
+        back = torch.rand(size, dtype=torch.float64, generator=self._random(2 * self.observed + 1)).mul_(reach).long()
+        chosen, each = (self.observed - back) % self.memory, torch.arange(self.replicas)
         # All minibatches are picked at once, which is quicker than one by one.
-        each = torch.arange(self.replicas)
         picked = self._actions[chosen, each]
         inputs = self._inputs(self._contexts[chosen, each], picked)
         targets = self._targets(picked, self._rewards[chosen, each] / self._found_scale)
+        rates = self._set_rates()
         for some_inputs, some_targets in zip(inputs, targets, strict=True):
             self._turns.give_way()
             self._optimiser.zero_grad()
             self._optimiser.backward(self._cost(some_inputs, some_targets, remembered))
             check_gradients(getattr(self, "_objective", self.net), self._optimiser)
+            self._step(rates)
+
+    def _set_rates(self) -> Tensor:
+        """Set the learning rate to the highest of the replicas; gives the rate of each as a part of that."""
+        rates = 1 / (1 + (self.observed - self._began).double() / (self.halving or math.inf))
+        highest = rates.max()
+        for group in self._optimiser.param_groups:
+            group["lr"] = group["initial_lr"] * float(highest)
+        return rates / highest
+
+    def _step(self, rates: Tensor) -> None:
+        """A step of Adam, which is proportional to its rate: so each replica can have its own."""
+        if bool((rates == 1).all()):
             self._optimiser.step()
+            return
+        parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        self._optimiser.step()
+        with torch.no_grad():
+            for parameter, old in zip(parameters, before, strict=True):
+                parameter.copy_(old.lerp(parameter, rates[:, None, None].to(old.dtype)))
+
+    def _begin_anew(self, changed: Tensor) -> None:
+        """The world has changed for some replicas: what they saw before they noticed is all that they know of it."""
+        self._began[changed] = max(0, self.observed - RECENT)
+
+    def _notice(self, contexts: Tensor, actions: Tensor) -> None:
+        """Find out whether the world has changed, from the newest reward before it is learnt."""
+        assert self._changes is not None
+        with torch.no_grad():
+            expected = self._likelihood.expected(self._outputs(self.net, contexts))
+        newest = self._rewards[self.observed % self.memory] / self._found_scale
+        changed = self._changes.see((newest - expected.gather(-1, actions[:, None])[:, 0]).abs())
+        if bool(changed.any()):
+            self._begin_anew(changed)
 
     def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         place = self.observed % self.memory
         self._contexts[place], self._actions[place] = contexts, actions
-        self._rewards[place] = rewards / (self.scale or 1.0)
+        units = rewards / (self.scale or 1.0)
+        self._rewards[place] = units
+        unknown = self._likelihood.likelihood
+        if isinstance(unknown, Unknown):
+            unknown.see(units)
         if self._finds_scale:
             self._square += rewards.square()
             size = (self._square / (self.observed + 1)).sqrt().float()
             grown = size.maximum(self._found_scale) if self.observed >= _SETTLED else size
-            self._found_scale = grown.where(grown > 0, 1.0)
+            known = grown > 0 if not isinstance(unknown, Unknown) else (grown > 0) & (unknown.is_number > 0)
+            self._found_scale.copy_(grown.where(known, 1.0))
+        if self._changes is not None:
+            self._notice(contexts, actions)
 
     def _inputs(self, contexts: Tensor, actions: Tensor) -> Tensor:
         """What the network takes, of contexts ``[..., replicas, features]`` and actions ``[..., replicas]``."""
@@ -170,6 +217,10 @@ class NeuralAgent(Agent):
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"contexts": self._contexts, "actions": self._actions, "rewards": self._rewards}
+        if isinstance(self._likelihood.likelihood, Unknown):
+            tensors["is_number"] = self._likelihood.likelihood.is_number
+        if self._changes is not None:
+            tensors |= {"began": self._began, "errors": self._changes.state}
         if self._finds_scale:
             tensors |= {"square": self._square, "scale": self._found_scale}
         parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
@@ -183,7 +234,7 @@ class NeuralAgent(Agent):
         return tensors
 
     def _by_replica(self, tensor: Tensor) -> Tensor:
-        """A tensor of a network alone as that of the first of several, ``[1, outputs, inputs]`` or ``[1, 1, outputs]``."""
+        """A tensor of a network alone as that of one of several, ``[1, outputs, inputs]`` or ``[1, 1, outputs]``."""
         return tensor if self.replicas > 1 or not tensor.dim() else tensor.reshape(1, -1, tensor.shape[-1])
 
 
@@ -191,23 +242,21 @@ class NeuralAgent(Agent):
 class ThompsonSampling(NeuralAgent):
     """Thompson sampling on a Bayes by Backprop network of the reward.
 
-    Each decision draws a network from the posterior and takes the action that is best by it. How far the drawn network
-    is from the mean of all is wider than the posterior for actions that were hardly tried, and narrower for those that
-    were tried often:
+    Each decision draws a network from the posterior and takes the action that is best by it. Draws for an action that
+    was tried n times of t are nearer to the mean of all or farther from it than the posterior says:
 
-    value = mean + (drawn - mean) * exploration * sqrt(settling / (settling + tries))
+    value = mean + (drawn - mean) * exploration * sqrt(settling / (1 + n) * (1 + log((1 + t) / (1 + n))))
 
-    A Gaussian for each weight knows little about how much was seen of an action: without the factor an agent stays away
-    from an action for good after some bad luck, or tries for ever what it knows well. The arguments besides those of
-    :class:`NeuralAgent`:
+    A Gaussian on each weight knows little about how often an action was tried. Without the factor an agent stays away
+    for good from an action that was bad luck at first, and goes on to try what it knows well. The arguments besides
+    those of :class:`NeuralAgent`:
 
     Args:
         prior: On the weights; None for ``Normal(1)``.
         sigma: Initial standard deviation of the weights.
-        exploration: How far the draws for an action that was never tried are from their mean, in units of the
-            posterior's.
-        settling: After so many tries of an action its draws are nearer to the mean by a factor of sqrt(2), and so on.
-            None: they stay; with ``exploration=1`` this is Thompson sampling as in the paper.
+        exploration: How far draws are from their mean, as a multiple of what the posterior says.
+        settling: How often an action is tried until its draws are as near to their mean as the posterior says. None:
+            they always are, and with ``exploration=1`` this is Thompson sampling as in the paper.
         draws: Networks to average at a decision: the more, the less it explores.
         temperature: A factor on the complexity cost; 1 is Bayes.
         rho_rate: The learning rate of rho, as a multiple of that of mu.
@@ -221,8 +270,8 @@ class ThompsonSampling(NeuralAgent):
     halving: int | None = 200
     prior: Prior | None = None
     sigma: float = 0.05
-    exploration: float = 2.0
-    settling: int | None = 50
+    exploration: float = 1.0
+    settling: int | None = 20
     draws: int = 1
     temperature: float = 0.03
     rho_rate: float = 1.0
@@ -251,14 +300,25 @@ class ThompsonSampling(NeuralAgent):
             first = self.acted * self.draws
             drawn = [self._outputs(self.model.draw(0, first + k), contexts) for k in range(self.draws)]
             if self.exploration != 1 or self.settling is not None:
-                mean = self._outputs(self.net, contexts)
-                width = self.exploration / (1 + self._tries / (self.settling or math.inf)).sqrt()
+                mean, width = self._outputs(self.net, contexts), self._widths()
                 drawn = [mean + (each - mean) * width for each in drawn]
             return torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0).argmax(-1).tolist()
 
-    def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+    def _widths(self) -> Tensor:
+        """How far from the mean the draws for each action are, ``[replicas, actions]``, in units of the posterior's."""
+        if self.settling is None:
+            return torch.tensor(self.exploration)
+        tries = self._tries.float()
+        neglect = 1 + ((1 + tries.sum(-1, keepdim=True)) / (1 + tries)).log()
+        return self.exploration * (self.settling / (1 + tries) * neglect).sqrt()
+
+    def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        super()._remember(contexts, actions, rewards)
         self._tries[torch.arange(self.replicas), actions] += 1
-        super()._learn(contexts, actions, rewards)
+
+    def _begin_anew(self, changed: Tensor) -> None:
+        super()._begin_anew(changed)
+        self._tries[changed] = 0
 
     def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
         cost: Tensor = self._objective(inputs, targets, n=remembered)
