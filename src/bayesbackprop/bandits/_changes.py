@@ -34,6 +34,6 @@ class Changes:
         mean += (e - mean) / count.clamp(max=_LONG)
         square += (e.square() - square) / count.clamp(max=_LONG)
         deviation = (square - mean.square()).clamp(min=_LEAST_DEVIATION**2).sqrt()
-        changed = (count > _ENOUGH) & (recent - mean > self.alarm * deviation * (a / (2 - a)) ** 0.5)
+        changed: Tensor = (count > _ENOUGH) & (recent - mean > self.alarm * deviation * (a / (2 - a)) ** 0.5)
         self.state[:, changed] = 0
         return changed

@@ -110,7 +110,7 @@ class Agent(ABC):
             raise invalid("actions", owner, f"one, with one reward, for each of {self.replicas}", got)
         for action in actions:
             check_action(owner, action, self.actions)
-        gains = _numbers(rewards, torch.float64)
+        gains = as_numbers(rewards, torch.float64)
         if gains.shape != (self.replicas,) or not bool((gains.abs() <= _LARGEST).all()):
             constraint = f"a number in [-{_LARGEST:g}, {_LARGEST:g}]; leave out what is not known"
             raise invalid("reward", owner, constraint, rewards if self.replicas > 1 else rewards[0])
@@ -200,7 +200,7 @@ class Agent(ABC):
 
     def _check_contexts(self, contexts: Tensor | Sequence[Any]) -> Tensor:
         owner = type(self).__name__
-        rows = [_numbers(context, torch.float32) for context in check_list(owner, contexts=contexts)]
+        rows = [as_numbers(context, torch.float32) for context in check_list(owner, contexts=contexts)]
         for context, row in zip(contexts, rows, strict=True):
             if row.shape != (self.features,):
                 raise invalid("context", owner, f"a vector of {self.features} numbers", context)
@@ -293,7 +293,7 @@ def _described(value: Any) -> Any:
     return likelihoods.describe(value) if isinstance(value, Likelihood) else value
 
 
-def _numbers(values: Any, dtype: torch.dtype) -> Tensor:
+def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
     """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
     try:
         return torch.as_tensor(values, dtype=dtype).detach()

@@ -50,7 +50,7 @@ def _without_likelihood(arguments: dict[str, Any]) -> dict[str, Any]:
     known = dict(arguments)
     # A network without a posterior learnt by the squared error, which is -log P at this noise but for a constant.
     known["likelihood"] = likelihoods.describe(Gaussian(known.pop("noise", math.sqrt(0.5))))
-    known["alarm"] = None
+    known |= {"alarm": None, "action_features": None}
     return {**known, "exploration": 1.0, "settling": None} if "prior" in known else known
 
 
@@ -69,8 +69,9 @@ def _check_sizes(kind: type[Agent], arguments: dict[str, Any], tensors: dict[str
         hidden, memory = list(arguments["hidden"]), arguments["memory"]
         claimed += [*hidden, memory]
         is_input = arguments["encoding"] == "input"
-        numbers = numbers_of(arguments["likelihood"])
-        sizes = [features + actions if is_input else features, *hidden, numbers * (1 if is_input else actions)]
+        codes, numbers = arguments["action_features"], numbers_of(arguments["likelihood"])
+        coded = actions if codes is None else len(codes[0])
+        sizes = [features + coded if is_input else features, *hidden, numbers * (1 if is_input else actions)]
         expected = {f"parameter.{2 * n}": [replicas, *reversed(pair)] for n, pair in enumerate(pairwise(sizes))}
         expected["contexts"] = [memory, replicas, features]
     if any(type(number) is not int or number < 1 for number in claimed):

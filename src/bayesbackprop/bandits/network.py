@@ -97,7 +97,7 @@ class Unknown(Likelihood):
 
     def see(self, rewards: Tensor) -> None:
         """Take note of the reward of each replica."""
-        self.is_number |= (rewards != 0) & (rewards != 1)
+        self.is_number.logical_or_((rewards != 0) & (rewards != 1))
 
     def expected(self, first: Tensor) -> Tensor:
         """The expected rewards ``[replicas, actions]`` from the first number of each action."""

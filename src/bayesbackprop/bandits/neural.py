@@ -6,13 +6,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bayesbackprop._errors import (
+    Described,
     check_choice,
     check_count,
+    check_finite,
     check_list,
     check_not_negative,
     check_positive,
@@ -22,9 +25,9 @@ from bayesbackprop._errors import (
 )
 from bayesbackprop._gradients import check_gradients
 from bayesbackprop.bandits._changes import RECENT, Changes
-from bayesbackprop.bandits.agents import Agent
+from bayesbackprop.bandits.agents import Agent, as_numbers
 from bayesbackprop.bandits.network import EXPECTED, Encoding, OfAction, Unknown, reward_network
-from bayesbackprop.likelihoods import Gaussian, Likelihood
+from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS
 from bayesbackprop.objective import FreeEnergy
@@ -34,6 +37,20 @@ from bayesbackprop.priors import Normal, Prior
 # After so many rewards the scale that is found from them no longer falls: the better an agent, the more alike its
 # rewards, and what was learnt in other units would have to be learnt again and again.
 _SETTLED = 100
+
+
+class _Whole(NamedTuple):
+    """Rewards that are whole numbers from 0 on: the largest, and in words."""
+
+    most: float
+    text: str
+
+
+_REWARDS: dict[type[Any], _Whole] = {
+    Bernoulli: _Whole(1, "0 or 1"),
+    Poisson: _Whole(math.inf, "a whole number from 0 on"),
+    NegativeBinomial: _Whole(math.inf, "a whole number from 0 on"),
+}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -46,6 +63,9 @@ class NeuralAgent(Agent):
         hidden: The widths of the hidden layers.
         encoding: Whether there is one ``"output"`` for each action, or the action is part of the ``"input"``, as in the
             paper.
+        action_features: Numbers that say what each action is, ``[actions, numbers]``. With the encoding ``"input"``
+            they stand for it beside the context: what was learnt of one action is known of those like it. None for one
+            of as many as there are actions.
         likelihood: Of a reward in units of ``scale``: a ``Gaussian`` whose noise is fixed, learnt or per input, a
             ``Bernoulli`` for rewards of 0 and 1, a ``Poisson`` or a ``NegativeBinomial`` for counts. None: found from
             the rewards; a Bernoulli while all of them are 0 or 1, else a Gaussian with noise per input.
@@ -63,6 +83,7 @@ class NeuralAgent(Agent):
 
     hidden: Sequence[int] = (100, 100)
     encoding: Encoding = "output"
+    action_features: Sequence[Sequence[float]] | None = None
     likelihood: Likelihood | None = None
     scale: float | None = None
     updates: int = 4
@@ -84,6 +105,7 @@ class NeuralAgent(Agent):
         check_choice(owner, ("input", "output"), encoding=self.encoding)
         self.hidden = [check_count(owner, hidden=width)["hidden"] for width in check_list(owner, hidden=self.hidden)]
         self._check_likelihood(owner)
+        self._codes = self._checked_codes(owner)  # of the actions in an input
         # It learns for this agent alone.
         likelihood = Unknown(self.replicas) if self.likelihood is None else copy.deepcopy(self.likelihood)
         self._likelihood = OfAction(likelihood, 1 if self.encoding == "input" else self.actions)
@@ -99,7 +121,6 @@ class NeuralAgent(Agent):
         # What was observed when the world last changed, and the test for that.
         self._began = torch.zeros(self.replicas, dtype=torch.int64)
         self._changes = None if self.alarm is None else Changes(self.replicas, self.alarm)
-        self._one_of = torch.eye(self.actions)
         self._every_action = torch.arange(self.actions)[:, None].expand(-1, self.replicas)
         self._optimiser: Adam
 
@@ -114,9 +135,23 @@ class NeuralAgent(Agent):
             constraint = "one without numbers that are learnt, which replicas would share"
             raise invalid("likelihood", owner, constraint, given)
 
+    def _checked_codes(self, owner: str) -> Tensor:
+        given = self.action_features
+        if given is None:
+            return torch.eye(self.actions)
+        codes = as_numbers(given, torch.float32)
+        if codes.dim() != 2 or len(codes) != self.actions or not codes.shape[1]:
+            raise invalid("action_features", owner, f"None, or numbers for each of {self.actions} actions", given)
+        if self.encoding != "input":
+            constraint = "None, unless with encoding='input' the action is part of the input"
+            raise invalid("action_features", owner, constraint, Described(f"encoding={self.encoding!r}"))
+        check_finite("action_features", owner, codes)
+        self.action_features = codes.tolist()
+        return codes
+
     def _sizes(self) -> list[int]:
         """The widths of the network, from its inputs to its outputs."""
-        inputs = self.features + (self.actions if self.encoding == "input" else 0)
+        inputs = self.features + (self._codes.shape[1] if self.encoding == "input" else 0)
         return [inputs, *self.hidden, self._likelihood.numbers * self._likelihood.actions]
 
     @abstractmethod
@@ -124,6 +159,7 @@ class NeuralAgent(Agent):
         """What an update minimises on a minibatch of all that is remembered."""
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        self._check_rewards(rewards)
         self._remember(contexts, actions, rewards)
         remembered = min(self.observed + 1, self.memory)
         # Counted back from the newest, as far as the world is the present one.
@@ -177,6 +213,12 @@ class NeuralAgent(Agent):
         if bool(changed.any()):
             self._begin_anew(changed)
 
+    def _check_rewards(self, rewards: Tensor) -> None:
+        """Refuse, before anything has changed, rewards that the likelihood does not have."""
+        constraint, units = _REWARDS.get(type(self.likelihood)), rewards / (self.scale or 1.0)
+        if constraint is not None and not bool(((units >= 0) & (units <= constraint.most) & (units % 1 == 0)).all()):
+            raise invalid("reward", type(self).__name__, f"{constraint.text}, by its likelihood", rewards.tolist())
+
     def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         place = self.observed % self.memory
         self._contexts[place], self._actions[place] = contexts, actions
@@ -197,7 +239,7 @@ class NeuralAgent(Agent):
     def _inputs(self, contexts: Tensor, actions: Tensor) -> Tensor:
         """What the network takes, of contexts ``[..., replicas, features]`` and actions ``[..., replicas]``."""
         if self.encoding == "input":
-            contexts = torch.cat([contexts, self._one_of[actions]], dim=-1)
+            contexts = torch.cat([contexts, self._codes[actions]], dim=-1)
         return contexts if self.replicas > 1 else contexts.squeeze(-2)
 
     def _targets(self, actions: Tensor, rewards: Tensor) -> Tensor:
@@ -309,7 +351,10 @@ class ThompsonSampling(NeuralAgent):
         if self.settling is None:
             return torch.tensor(self.exploration)
         tries = self._tries.float()
-        neglect = 1 + ((1 + tries.sum(-1, keepdim=True)) / (1 + tries)).log()
+        total = tries.sum(-1, keepdim=True)
+        if self.action_features is not None:  # a try of one is one of those like it: of as many kinds as it has numbers
+            tries = total / self._codes.shape[1]
+        neglect = 1 + ((1 + total) / (1 + tries)).log()
         return self.exploration * (self.settling / (1 + tries) * neglect).sqrt()
 
     def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:

@@ -97,8 +97,8 @@ class Point:
     regret: float
 
 
-# Thompson sampling has the defaults of its class. The greedy agents are the paper's, with a learning rate that was chosen
-# on seeds 100 to 102, which are not those that are reported (docs/decisions/bandits.md). They learn by the squared error.
+# Thompson sampling has the defaults of its class. The greedy agents are the paper's and learn by the squared error, at
+# a rate that was chosen on seeds 100 to 102, which are not those that are reported (docs/decisions/bandits.md).
 _GREEDY: Mapping[str, Any] = {
     "encoding": "input",
     "likelihood": Gaussian(math.sqrt(0.5)),

@@ -271,7 +271,11 @@ def test_replicas_do_not_hear_of_each_other(kind: str) -> None:
         assert_same(of_replica(one, r), of_replica(other, r))
         assert [actions[r] for actions in chosen[0]] == [actions[r] for actions in chosen[1]]
     changed, unchanged = of_replica(one, 1), of_replica(other, 1)
-    assert not any(torch.equal(changed[name], unchanged[name]) for name in changed if not name.endswith(("step", "is_number", "began")))
+    assert not any(
+        torch.equal(changed[name], unchanged[name])
+        for name in changed
+        if not name.endswith(("step", "is_number", "began"))
+    )
 
 
 def singles(agent: Any, **options: Any) -> list[Any]:

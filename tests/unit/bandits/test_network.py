@@ -8,7 +8,7 @@ from torch import nn
 
 from bandit_worlds import ACTIONS, FEATURES, layers_of
 from bayesbackprop import Bernoulli, Gaussian, Poisson
-from bayesbackprop.bandits.network import OfAction, reward_network
+from bayesbackprop.bandits.network import OfAction, Unknown, reward_network
 from bayesbackprop.likelihoods import Likelihood, NegativeBinomial
 
 pytestmark = pytest.mark.identities
@@ -102,3 +102,34 @@ def test_the_expected_reward_is_the_mean_of_the_distribution(name: str) -> None:
 
 def test_one_agent_has_a_network_that_the_engine_runs_quickly() -> None:
     assert type(reward_network([3, 4, 2], 1, seed=0)) is nn.Sequential
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_what_is_unknown_is_yes_or_no_until_a_reward_is_neither(replicas: int) -> None:
+    unknown = Unknown(replicas)
+    shape = (5,) if replicas == 1 else (5, replicas)
+    output = torch.randn(*shape, 2, dtype=torch.float64, requires_grad=True)
+    first = output.detach()[..., 0].reshape(5, replicas)
+    target = torch.randint(2, (*shape, 1)).double()
+    normal = Gaussian("per-input", least=0.1)
+
+    def check(is_number: list[bool]) -> None:
+        each = output.reshape(5, replicas, 2), target.reshape(5, replicas, 1)
+        parts = [
+            normal.log_prob(each[0][:, r], each[1][:, r])
+            if is_number[r]
+            else Bernoulli().log_prob(each[0][:, r, :1], each[1][:, r])
+            for r in range(replicas)
+        ]
+        assert torch.allclose(unknown.log_prob(output, target), sum(parts))  # type: ignore[arg-type]
+        (slope,) = torch.autograd.grad(unknown.cost(output, target), output)
+        assert torch.allclose(unknown.slope(output.detach(), target), slope)
+        means = [first[:, r] if is_number[r] else first[:, r].sigmoid() for r in range(replicas)]
+        assert torch.equal(unknown.expected(first[:, :, None].mT[0].mT), torch.stack(means)[:, :1])
+
+    unknown.see(torch.tensor([0.0, 1.0, 0.0][:replicas]))
+    check([False] * replicas)
+    unknown.see(torch.tensor([1.0, 0.5, 1.0][:replicas]))
+    check([False, True, False][:replicas])
+    unknown.see(torch.tensor([-2.0, 1.0, 1.0][:replicas]))
+    check([True, True, False][:replicas])
