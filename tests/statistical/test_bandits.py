@@ -149,7 +149,8 @@ def test_thompson_sampling_takes_an_action_as_often_as_its_draws_find_it_best(dr
     width = torch.ones(3, 2, dtype=torch.float64)
     if settling is not None:
         total = tries.double().sum(1, keepdim=True)
-        width = (settling / (1 + tries.double()) * (1 + torch.log((1 + total) / (1 + tries.double())))).sqrt()
+        ratio = (1 + total) / (1 + tries.double())
+        width = (settling / (1 + tries.double()) * (1 + ratio.log()) * (ratio / 2).clamp(min=1)).sqrt()
     variance = (0.8 * 0.5 * width).square().sum(1)
     spread = (variance * (1 + contexts.double().square().sum(1)) / draws).sqrt()
     expected = torch.distributions.Normal(0, 1).cdf(0.6 / spread)

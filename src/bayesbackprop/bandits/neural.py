@@ -285,9 +285,10 @@ class ThompsonSampling(NeuralAgent):
     """Thompson sampling on a Bayes by Backprop network of the reward.
 
     Each decision draws a network from the posterior and takes the action that is best by it. Draws for an action that
-    was tried n times of t are nearer to the mean of all or farther from it than the posterior says:
+    was tried n times are nearer to the mean of all or farther from it than the posterior says. Their width is that of a
+    mean of n, and wider for actions that are neglected: with r = (1 + t) / (1 + n) after t tries of all K actions,
 
-    value = mean + (drawn - mean) * exploration * sqrt(settling / (1 + n) * (1 + log((1 + t) / (1 + n))))
+    value = mean + (drawn - mean) * exploration * sqrt(settling / (1 + n) * (1 + log r) * max(1, r / K))
 
     A Gaussian on each weight knows little about how often an action was tried. Without the factor an agent stays away
     for good from an action that was bad luck at first, and goes on to try what it knows well. The arguments besides
@@ -354,7 +355,8 @@ class ThompsonSampling(NeuralAgent):
         total = tries.sum(-1, keepdim=True)
         if self.action_features is not None:  # a try of one is one of those like it: of as many kinds as it has numbers
             tries = total / self._codes.shape[1]
-        neglect = 1 + ((1 + total) / (1 + tries)).log()
+        ratio = (1 + total) / (1 + tries)
+        neglect = (1 + ratio.log()) * (ratio / self.actions).clamp(min=1)
         return self.exploration * (self.settling / (1 + tries) * neglect).sqrt()
 
     def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
