@@ -109,15 +109,27 @@ class Unknown(Likelihood):
         return self.is_number.bool()[:, None]
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        first, _ = output.chunk(2, -1)
-        yes_or_no = F.binary_cross_entropy_with_logits(first, target, reduction="none")
-        numbers = self.gaussian.distribution(output).log_prob(target)
-        return torch.where(self._numbers, numbers, -yes_or_no).flatten(1).sum(1)
+        numbers = int(self.is_number.sum())
+        if numbers == len(self.is_number):
+            return self.gaussian.log_prob(output, target)
+        yes_or_no = F.binary_cross_entropy_with_logits(output.chunk(2, -1)[0], target, reduction="none")
+        each = (
+            -yes_or_no if not numbers else torch.where(self._numbers, self._log_densities(output, target), -yes_or_no)
+        )
+        return each.flatten(1).sum(1)
+
+    def _log_densities(self, output: Tensor, target: Tensor) -> Tensor:
+        """log P of each number by the Gaussian."""
+        flat = self.gaussian.log_prob(output.reshape(-1, 2), target.reshape(-1, 1))
+        return flat.reshape(target.shape)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        first, second = output.chunk(2, -1)
-        yes_or_no = torch.cat([first.sigmoid().sub_(target).div_(len(target)), torch.zeros_like(second)], -1)
-        return torch.where(self._numbers, self.gaussian.slope(output, target), yes_or_no)
+        numbers = int(self.is_number.sum())
+        if numbers == len(self.is_number):
+            return self.gaussian.slope(output, target)
+        slope = torch.zeros_like(output)
+        torch.sub(output.chunk(2, -1)[0].sigmoid(), target, out=slope[..., :1]).div_(len(target))
+        return slope if not numbers else torch.where(self._numbers, self.gaussian.slope(output, target), slope)
 
     def distribution(self, output: Any) -> Any:
         raise NotImplementedError("An agent has the expected rewards alone.")
@@ -145,6 +157,8 @@ class OfAction(Likelihood):
         self.likelihood, self.actions = likelihood, actions
         self.numbers = numbers_of(likelihood)
         self.has_slope = likelihood.has_slope
+        # The last output and target with what was taken from them: the cost is followed by its slope.
+        self._last: tuple[Tensor | None, Tensor | None, Tensor, Tensor] = (None, None, torch.empty(0), torch.empty(0))
 
     def expected(self, first: Tensor) -> Tensor:
         """The expected rewards, from the first number of each action."""
@@ -161,18 +175,26 @@ class OfAction(Likelihood):
         return self.likelihood.cost(self._taken(output, target), target[..., 1:])
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        slope = self.likelihood.slope(self._taken(output, target), target[..., 1:])
-        if self.actions == 1:
-            return slope
-        return torch.zeros_like(output).scatter_(-1, self._places(target), slope)
+        taken, places = self._find(output, target)
+        slope = self.likelihood.slope(taken, target[..., 1:])
+        return slope if self.actions == 1 else torch.zeros_like(output).scatter_(-1, places, slope)
 
     def distribution(self, output: Any) -> Any:
         raise NotImplementedError("An agent has the expected rewards alone.")
 
-    def _places(self, target: Tensor) -> Tensor:
-        """Where in an output the numbers of the action are that was taken."""
-        first = target[..., :1].long()
-        return first if self.numbers == 1 else torch.cat([first, first + self.actions], -1)
-
     def _taken(self, output: Tensor, target: Tensor) -> Tensor:
-        return output if self.actions == 1 else output.gather(-1, self._places(target))
+        return self._find(output, target)[0]
+
+    def _find(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers of the actions that were taken, and where in the output they are."""
+        if self.actions == 1:
+            return output, target
+        *last, taken, places = self._last
+        if last[0] is output and last[1] is target:
+            return taken, places
+        first = target[..., :1].long()
+        places = first if self.numbers == 1 else torch.cat([first, first + self.actions], -1)
+        taken = output.gather(-1, places)
+        if not output.requires_grad:
+            self._last = output, target, taken, places
+        return taken, places

@@ -179,17 +179,17 @@ class NeuralAgent(Agent):
             check_gradients(getattr(self, "_objective", self.net), self._optimiser)
             self._step(rates)
 
-    def _set_rates(self) -> Tensor:
-        """Set the learning rate to the highest of the replicas; gives the rate of each as a part of that."""
+    def _set_rates(self) -> Tensor | None:
+        """Set the learning rate to the highest of the replicas; gives the rate of each as a part of that, if not 1."""
         rates = 1 / (1 + (self.observed - self._began).double() / (self.halving or math.inf))
         highest = rates.max()
         for group in self._optimiser.param_groups:
             group["lr"] = group["initial_lr"] * float(highest)
-        return rates / highest
+        return None if bool((rates == highest).all()) else rates / highest
 
-    def _step(self, rates: Tensor) -> None:
+    def _step(self, rates: Tensor | None) -> None:
         """A step of Adam, which is proportional to its rate: so each replica can have its own."""
-        if bool((rates == 1).all()):
+        if rates is None:
             self._optimiser.step()
             return
         parameters = [p for group in self._optimiser.param_groups for p in group["params"]]

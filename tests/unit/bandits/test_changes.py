@@ -66,6 +66,7 @@ def test_an_agent_that_notices_begins_anew() -> None:
     assert tries[1].sum() == 420
     # Each learns at the rate of its own world.
     rates = agent._set_rates()
+    assert rates is not None
     assert rates.tolist() == pytest.approx([1.0, (1 + (420 - first) / 50) / (1 + 420 / 50)])
     (group, _) = agent._optimiser.param_groups
     assert group["lr"] == pytest.approx(0.01 / (1 + (420 - first) / 50))
@@ -82,10 +83,10 @@ def test_without_an_alarm_nothing_is_forgotten() -> None:
 def test_a_step_is_as_long_as_the_rate_of_its_replica() -> None:
     agents = [ThompsonSampling(2, 2, hidden=[4], updates=1, replicas=2, seed=1) for _ in range(2)]
     before = [p.detach().clone() for p in agents[0].net.parameters()]
-    for agent, rates in zip(agents, ([1.0, 1.0], [1.0, 0.25]), strict=True):
+    for agent, rates in zip(agents, (None, torch.tensor([1.0, 0.25])), strict=True):
         for p in agent.net.parameters():
             p.grad = torch.ones_like(p)
-        agent._step(torch.tensor(rates, dtype=torch.float64))
+        agent._step(rates)
     for old, whole, part in zip(before, *(agent.net.parameters() for agent in agents), strict=True):
         assert torch.allclose((part - old)[0], (whole - old)[0])
         assert torch.allclose((part - old)[1], 0.25 * (whole - old)[1], rtol=1e-3)
