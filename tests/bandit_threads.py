@@ -18,7 +18,7 @@ import torch
 
 from bandit_worlds import ACTIONS, FEATURES, KINDS, SMALL, assert_same, snapshot
 from bayesbackprop.bandits import Agent, LinearThompson, ThompsonSampling, Uniform, load
-from bayesbackprop.bandits.agents import NeuralAgent
+from bayesbackprop.bandits.neural import NeuralAgent
 
 # Seconds after which a thread that is still alive hangs.
 PATIENCE = 300.0
@@ -138,7 +138,7 @@ def check_rounds(
     assert agent.memory >= len(made), "the memory of this test is large enough for all"
     tensors = agent.tensors()
     parts = (tensors[name][: len(made), 0].tolist() for name in ("contexts", "actions", "rewards"))
-    remembered = [Observation(tuple(c), a, r * agent.scale) for c, a, r in zip(*parts, strict=True)]
+    remembered = [Observation(tuple(c), a, r * (agent.scale or 1.0)) for c, a, r in zip(*parts, strict=True)]
     assert Counter(remembered) == Counter(made)
     alone = make()
     for file in sorted((*files, agent), key=lambda each: each.observed):
@@ -166,7 +166,7 @@ def main(kind: str, threads: int, calls: int, folder: Path) -> None:
 def latency(decisions: int = 200) -> None:
     """Milliseconds of a round of learning, and of decisions while another thread learns round after round."""
     torch.set_num_threads(1)
-    agent, context, ended = ThompsonSampling(117, 2), [0.1] * 117, threading.Event()  # 119-100-100-1, 64 updates
+    agent, context, ended = ThompsonSampling(117, 2, updates=64), [0.1] * 117, threading.Event()  # 117-100-100-4
 
     def timed(call: Callable[[], object]) -> float:
         start = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesbackprop import Normal
+from bayesbackprop import Gaussian, Normal
 from bayesbackprop._files import read_checkpoint
 from bayesbackprop.bandits import (
     Agent,
@@ -61,21 +61,25 @@ BAD_ACTIONS = (-1, ACTIONS, True, 1.0, None, "1")
 
 # --- agents ----------------------------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = {"hidden": [6], "updates": 2, "batch_size": 4, "memory": 8, "learning_rate": 0.01, "scale": 2.0}
+SMALL: dict[str, Any] = {"hidden": [6], "updates": 2, "batch_size": 4, "memory": 8, "learning_rate": 0.01}
+
+# Thompson sampling as in the paper, with several draws.
+_PAPER: dict[str, Any] = {
+    "encoding": "input", "likelihood": Gaussian(0.5), "scale": 2.0, "exploration": 1.0, "settling": None, "sigma": 0.3,
+    "draws": 2, "rho_rate": 3.0, "temperature": 0.5,
+}  # fmt: skip
 
 KINDS: dict[str, Callable[..., Agent]] = {
     "uniform": lambda **kw: Uniform(FEATURES, ACTIONS, **kw),
     "linear": lambda **kw: LinearThompson(FEATURES, ACTIONS, precision=0.5, a=2.0, b=3.0, **kw),
-    "thompson, input": lambda **kw: ThompsonSampling(
-        FEATURES, ACTIONS, **{**SMALL, "sigma": 0.3, "draws": 2, "rho_rate": 3.0, "temperature": 0.5, **kw}
-    ),
+    "thompson, input": lambda **kw: ThompsonSampling(FEATURES, ACTIONS, **{**SMALL, **_PAPER, **kw}),
     "thompson, output": lambda **kw: ThompsonSampling(
-        FEATURES, ACTIONS, **{**SMALL, "encoding": "output", "sigma": 0.2, "prior": Normal(0.4), **kw}
+        FEATURES, ACTIONS, **{**SMALL, "sigma": 0.2, "prior": Normal(0.4), **kw}
     ),
-    "epsilon, input": lambda **kw: EpsilonGreedy(FEATURES, ACTIONS, **{**SMALL, "epsilon": 0.3, **kw}),
-    "epsilon, output": lambda **kw: EpsilonGreedy(
-        FEATURES, ACTIONS, **{**SMALL, "encoding": "output", "hidden": [5, 4], **kw}
+    "epsilon, input": lambda **kw: EpsilonGreedy(
+        FEATURES, ACTIONS, **{**SMALL, "encoding": "input", "epsilon": 0.3, "scale": 2.0, **kw}
     ),
+    "epsilon, output": lambda **kw: EpsilonGreedy(FEATURES, ACTIONS, **{**SMALL, "hidden": [5, 4], **kw}),
 }
 LEARNING = [kind for kind in KINDS if kind != "uniform"]
 NEURAL = [kind for kind in LEARNING if kind != "linear"]
@@ -114,10 +118,23 @@ GOOD = [0.1, 0.2, 0.3]
 NAN = float("nan")
 
 
+def layers_of(net: Any) -> list[Any]:
+    """The linear layers of the network of an agent, alone or with replicas."""
+    return list(getattr(net, "layers", net)[::2])
+
+
+@torch.no_grad()
+def expected_reward(agent: Any, contexts: Tensor, actions: Tensor) -> Tensor:
+    """The expected rewards ``[B, replicas]`` by the network at its means, in units of the scale."""
+    output = agent.net(agent._inputs(contexts, actions)).reshape(*actions.shape, -1)
+    column = actions if agent.encoding == "output" else torch.zeros_like(actions)
+    found: Tensor = agent._likelihood.expected(output.gather(-1, column[..., None])[..., 0])
+    return found
+
+
 def greedy_actions(agent: Any, contexts: Tensor) -> list[int]:
-    with torch.no_grad():
-        values = [agent.net(contexts[None], torch.full((1, agent.replicas), action))[0] for action in range(ACTIONS)]
-    return torch.stack(values).argmax(0).tolist()
+    each = [torch.full((1, agent.replicas), action) for action in range(ACTIONS)]
+    return torch.stack([expected_reward(agent, contexts[None], action)[0] for action in each]).argmax(0).tolist()
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

@@ -331,8 +331,10 @@ class Gaussian(Likelihood):
     Args:
         noise: The standard deviation of the noise. A float fixes it. ``"learnt"`` makes it one number that is trained
             along. ``"per-input"`` reads it from the network, whose last dimension is then twice the target's: first the
-            means, then the numbers s of noise = log(1 + exp(s)).
+            means, then the numbers s of noise = least + log(1 + exp(s)).
         initial: Where a learnt noise starts.
+        least: For noise per input, what it never falls below. Where some targets are known exactly, the density at them
+            grows without bounds as the noise goes to 0, and nothing else is learnt any more.
         beta: For noise per input, in [0, 1]: training multiplies what a number costs by its noise^(2 beta), which is
             taken for a constant. At 0 a network soon calls hard examples noisy and stops learning their means, whose
             gradient has the factor 1 / noise^2; at 1 the means learn as under a squared error. This is a training
@@ -346,7 +348,12 @@ class Gaussian(Likelihood):
     has_slope = True
 
     def __init__(
-        self, noise: float | Literal["learnt", "per-input"] = "learnt", *, initial: float = 1.0, beta: float = 0.0
+        self,
+        noise: float | Literal["learnt", "per-input"] = "learnt",
+        *,
+        initial: float = 1.0,
+        beta: float = 0.0,
+        least: float = 0.0,
     ) -> None:
         super().__init__()
         self.noise = _float_or("Gaussian", ("learnt", "per-input"), noise=noise)
@@ -354,17 +361,22 @@ class Gaussian(Likelihood):
             constraint = f"in ({_SMALLEST}, {1 / _SMALLEST}), where its square is a float"
             raise invalid("noise", "Gaussian", constraint, noise)
         self.beta = check_probability("Gaussian", beta=beta)["beta"]
-        if self.beta and noise != "per-input":
-            raise invalid("beta", "Gaussian", "0 unless the noise is 'per-input'", beta)
+        self.least = check_not_negative("Gaussian", least=least)["least"]
+        for name, option in (("beta", self.beta), ("least", self.least)):
+            if option and noise != "per-input":
+                raise invalid(name, "Gaussian", "0 unless the noise is 'per-input'", option)
         self.has_slope = type(self).has_slope and self.noise != "learnt" and not self.beta
         self.log_noise = _learnt("Gaussian", self.noise, initial=initial)
 
     def extra_repr(self) -> str:
         shown = _shown(noise=(self.noise, self.log_noise))
-        return f"{shown}, beta={self.beta:g}" if self.beta else shown
+        return ", ".join([shown, *(f"{name}={value:g}" for name, value in self._options().items())])
 
     def arguments(self) -> dict[str, Any]:
-        return {"noise": self.noise, **({"beta": self.beta} if self.beta else {})}
+        return {"noise": self.noise, **self._options()}
+
+    def _options(self) -> dict[str, float]:
+        return {name: value for name, value in (("beta", self.beta), ("least", self.least)) if value}
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         return _per_example(self._log_probs(output, target)[0])
@@ -396,7 +408,7 @@ class Gaussian(Likelihood):
         if self.noise != "per-input":
             return (output - target.to(output.dtype)).mul_(1 / (float(self.noise) ** 2 * target.shape[0]))
         mean, raw = output.chunk(2, dim=-1)
-        scale = softplus(raw)
+        scale = softplus(raw) + self.least
         away = (mean - target.to(output.dtype)) / scale
         return torch.cat([away, (1 - away.square()) * raw.sigmoid()], -1).div_(
             torch.cat([scale, scale], -1) * len(target)
@@ -415,7 +427,10 @@ class Gaussian(Likelihood):
                 constraint = "a tensor whose last dimension holds means and noises, so is even"
                 raise invalid("output", "Gaussian(noise='per-input')", constraint, output)
             mean, raw = output.chunk(2, dim=-1)
-            return mean, softplus(raw), log_softplus(raw)
+            if not self.least:
+                return mean, softplus(raw), log_softplus(raw)
+            scale = softplus(raw) + self.least
+            return mean, scale, scale.log()
         if self.log_noise is not None:
             log_scale = self.log_noise.to(output.dtype)
             return output, log_scale.exp(), log_scale

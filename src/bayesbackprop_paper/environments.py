@@ -55,3 +55,56 @@ class Wheel(Environment):
             expected[1 + int(angle / (math.pi / 2)) % 4] = self.RARE
         noise = torch.from_numpy(random.standard_normal(5)).float()
         return context, expected, expected + self.NOISE * noise
+
+
+def digits(seed: int = 0) -> Table:
+    """Scikit-learn's digits: which of 10 an image of 8 x 8 pixels shows."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return classification(torch.tensor(images / 16).float(), torch.tensor(labels), 10, seed)
+
+
+class Clicks(Environment):
+    """Yes or no: 10 actions, each with a logistic regression on 10 normal features."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(10, 10, seed)
+        self._weights = torch.tensor(0.6 * np.random.default_rng(7).standard_normal((10, 10))).float()
+
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        context = torch.tensor(random.standard_normal(10)).float()
+        expected = torch.sigmoid(self._weights @ context - 1.5)
+        return context, expected, (torch.tensor(random.random(10)).float() < expected).float()
+
+
+class Items(Environment):
+    """A hundred actions with five features each: the logit of a yes is bilinear in those of the context and theirs."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(5, 100, seed)
+        fixed = np.random.default_rng(11)
+        self.action_features = torch.tensor(fixed.standard_normal((100, 5))).float()
+        self._weights = torch.tensor(0.5 * fixed.standard_normal((5, 5))).float()
+
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        context = torch.tensor(random.standard_normal(5)).float()
+        expected = torch.sigmoid(self.action_features @ (self._weights @ context) - 1.5)
+        return context, expected, (torch.tensor(random.random(100)).float() < expected).float()
+
+
+class Switched(Environment):
+    """Another environment whose actions after ``at`` steps do what their neighbours did."""
+
+    def __init__(self, inside: Environment, at: int) -> None:
+        super().__init__(inside.features, inside.actions, inside.seed)
+        self._inside, self.at = inside, at
+
+    def described(self) -> dict[str, Any]:
+        return {**super().described(), "inside": self._inside.described(), "at": self.at}
+
+    def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        context, expected, rewards = self._inside.make(random)
+        if self.t < self.at:
+            return context, expected, rewards
+        return context, expected.roll(1), rewards.roll(1)

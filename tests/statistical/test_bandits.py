@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bandit_worlds import ACTIONS, GAINS, GOOD, KINDS, ROWS, greedy_actions, neighbours, walk
-from bayesbackprop import Normal
+from bandit_worlds import ACTIONS, GAINS, GOOD, KINDS, ROWS, expected_reward, greedy_actions, neighbours, walk
+from bayesbackprop import Gaussian, Normal
 from bayesbackprop.bandits import (
     Agent,
     EpsilonGreedy,
@@ -133,17 +133,26 @@ def test_each_replica_explores_as_often_as_its_epsilon_says() -> None:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("draws", [1, 3])
-def test_thompson_sampling_takes_an_action_as_often_as_its_draws_find_it_best(draws: int) -> None:
+@pytest.mark.parametrize(("draws", "settling"), [(1, None), (3, None), (1, 10)])
+def test_thompson_sampling_takes_an_action_as_often_as_its_draws_find_it_best(draws: int, settling: int | None) -> None:
     # A linear network: the difference of two outputs is normal, and its average over draws too.
-    agent: Any = ThompsonSampling(2, 2, hidden=(), encoding="output", sigma=0.5, draws=draws, replicas=3, seed=3)
+    options: Any = {"hidden": (), "sigma": 0.5, "draws": draws, "likelihood": Gaussian(1.0), "settling": settling}
+    agent: Any = ThompsonSampling(2, 2, exploration=0.8, replicas=3, seed=3, **options)
+    tries = torch.tensor([[20, 0], [3, 7], [0, 5]])
     with torch.no_grad():
+        agent._tries.copy_(tries)
         agent.net.layers[0].weight.zero_()
         agent.net.layers[0].bias.copy_(torch.tensor([0.0, 0.6]))
     contexts = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, -1.0]])
     n = 1500
     chosen = torch.tensor([agent.act_all(contexts) for _ in range(n)]).double()
-    spread = 0.5 * (2 * (1 + contexts.double().square().sum(1)) / draws).sqrt()
+    width = torch.ones(3, 2, dtype=torch.float64)
+    if settling is not None:
+        total = tries.double().sum(1, keepdim=True)
+        ratio = (1 + total) / (1 + tries.double())
+        width = (settling / (1 + tries.double()) * (1 + ratio.log()) * (ratio / 2).clamp(min=1)).sqrt()
+    variance = (0.8 * 0.5 * width).square().sum(1)
+    spread = (variance * (1 + contexts.double().square().sum(1)) / draws).sqrt()
     expected = torch.distributions.Normal(0, 1).cdf(0.6 / spread)
     assert_z((chosen.mean(0) - expected) / (expected * (1 - expected) / n).sqrt(), "the better action")
     # Replicas and decisions draw networks of their own.
@@ -217,12 +226,19 @@ def test_the_linear_agent_finds_the_best_action() -> None:
 # --- the neural agents learn -----------------------------------------------------------------------------------------
 
 
+PAPER: dict[str, Any] = {
+    "encoding": "input", "scale": 1.0, "halving": None, "exploration": 1.0, "settling": None, "temperature": 1.0,
+}  # fmt: skip
+
+
 @pytest.mark.learning
-def test_thompson_sampling_explores_and_then_loses_almost_nothing() -> None:
+@pytest.mark.parametrize("likelihood", [Gaussian(0.1), None], ids=["as in the paper", "by default"])
+def test_thompson_sampling_explores_and_then_loses_almost_nothing(likelihood: Gaussian | None) -> None:
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
     places = [[Table(torch.eye(3), rewards, seed) for seed in range(8)] for _ in range(2)]
     learning: Any = {"hidden": [16], "updates": 16, "batch_size": 32, "learning_rate": 0.02}
-    agent = ThompsonSampling(3, 2, prior=Normal(0.5), sigma=0.3, noise=0.1, replicas=8, seed=1, **learning)
+    made = {} if likelihood is None else PAPER | {"likelihood": likelihood}
+    agent = ThompsonSampling(3, 2, prior=Normal(0.5), sigma=0.3, replicas=8, seed=1, **learning, **made)
     first = [set() for _ in range(8)]  # type: ignore[var-annotated]
     act_all = agent.act_all
 
@@ -246,14 +262,14 @@ def test_thompson_sampling_explores_and_then_loses_almost_nothing() -> None:
 def test_epsilon_greedy_learns_the_mean_reward() -> None:
     outcomes = torch.tensor([[[4.0, 1.0]], [[-2.0, 2.0]]])
     agent: Any = EpsilonGreedy(
-        1, 2, epsilon=1.0, hidden=[8], updates=4, learning_rate=0.01, batch_size=64, scale=10.0, encoding="output"
+        1, 2, epsilon=1.0, hidden=[8], updates=4, learning_rate=0.01, scale=10.0, likelihood=Gaussian(1.0)
     )
     simulate([Table(torch.ones(1, 1), outcomes)], agent, 200)
     remembered = [
         10 * float(agent.tensors()["rewards"][:200][agent.tensors()["actions"][:200] == action].mean())
         for action in range(2)
     ]
-    with torch.no_grad():
-        learnt = [10 * float(agent.net(torch.ones(1, 1, 1), torch.tensor([[action]]))) for action in range(2)]
+    learnt = [10 * float(expected_reward(agent, torch.ones(1, 1, 1), torch.tensor([[a]]))) for a in range(2)]
     assert learnt == pytest.approx(remembered, abs=0.3)
-    assert agent._values(agent.net, torch.ones(1, 1)).flatten().tolist() == pytest.approx([x / 10 for x in learnt])
+    with torch.no_grad():
+        assert agent._outputs(agent.net, torch.ones(1, 1))[0].tolist() == pytest.approx([x / 10 for x in learnt])

@@ -2,8 +2,10 @@
 
 from typing import NoReturn
 
-from bayesbackprop.bandits.agents import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
+from bayesbackprop.bandits.agents import Agent, LinearThompson, Uniform
 from bayesbackprop.bandits.environments import Environment, Table, classification
+from bayesbackprop.bandits.loading import load
+from bayesbackprop.bandits.neural import EpsilonGreedy, ThompsonSampling
 from bayesbackprop.bandits.simulation import simulate
 
 __all__ = [

@@ -13,50 +13,38 @@ and others decide between two updates.
 
 import copy
 import inspect
-import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import pairwise
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayesbackprop import priors
+from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import (
     Described,
-    check_choice,
     check_count,
     check_finite,
     check_list,
-    check_not_negative,
     check_positive,
-    check_probability,
     check_seed,
-    check_type,
     invalid,
 )
-from bayesbackprop._files import check_counter, check_same, read, write
-from bayesbackprop._gradients import check_gradients
+from bayesbackprop._files import check_counter, check_same, write
 from bayesbackprop.bandits._turns import Turns
 from bayesbackprop.bandits.environments import check_action
-from bayesbackprop.bandits.network import Encoding, RewardNetwork
-from bayesbackprop.likelihoods import Gaussian
-from bayesbackprop.model import Bayesian
-from bayesbackprop.noise import WORDS
-from bayesbackprop.objective import FreeEnergy
-from bayesbackprop.priors import Prior, ScaleMixture
+from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.priors import Prior
 
 # Seeds of decisions and observations must not meet those of neighbouring agents.
 _STRIDE = 1_000_003
 
 # What counts or is a sum of squares.
-_NEVER_NEGATIVE = ("actions", "count", "exp_avg_sq", "square", "step")
+_NEVER_NEGATIVE = ("actions", "began", "count", "errors", "exp_avg_sq", "is_number", "scale", "square", "step", "tries")
 
 # Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
 _LARGEST = 1e15
@@ -122,7 +110,7 @@ class Agent(ABC):
             raise invalid("actions", owner, f"one, with one reward, for each of {self.replicas}", got)
         for action in actions:
             check_action(owner, action, self.actions)
-        gains = _numbers(rewards, torch.float64)
+        gains = as_numbers(rewards, torch.float64)
         if gains.shape != (self.replicas,) or not bool((gains.abs() <= _LARGEST).all()):
             constraint = f"a number in [-{_LARGEST:g}, {_LARGEST:g}]; leave out what is not known"
             raise invalid("reward", owner, constraint, rewards if self.replicas > 1 else rewards[0])
@@ -154,8 +142,11 @@ class Agent(ABC):
     def described(self) -> dict[str, Any]:
         """The arguments that make an agent like this one, as far as JSON can say them, and how far it is."""
         values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        arguments = {name: priors.describe(v) if isinstance(v, Prior) else v for name, v in values.items()}
-        return {"arguments": arguments, "acted": self.acted, "observed": self.observed}
+        return {
+            "arguments": {name: _described(value) for name, value in values.items()},
+            "acted": self.acted,
+            "observed": self.observed,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that the agent is and knows to ``path``, atomically."""
@@ -209,7 +200,7 @@ class Agent(ABC):
 
     def _check_contexts(self, contexts: Tensor | Sequence[Any]) -> Tensor:
         owner = type(self).__name__
-        rows = [_numbers(context, torch.float32) for context in check_list(owner, contexts=contexts)]
+        rows = [as_numbers(context, torch.float32) for context in check_list(owner, contexts=contexts)]
         for context, row in zip(contexts, rows, strict=True):
             if row.shape != (self.features,):
                 raise invalid("context", owner, f"a vector of {self.features} numbers", context)
@@ -295,231 +286,14 @@ class LinearThompson(Agent):
         return {name: getattr(self, f"_{name}") for name in ("matrix", "root", "moment", "square", "count")}
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class NeuralAgent(Agent):
-    """A network of expected rewards, and the memory it learns from: what the neural agents share.
-
-    The arguments besides those of :class:`Agent`:
-
-    Args:
-        hidden: The widths of the hidden layers.
-        encoding: Whether the action is part of the ``"input"``, as in the paper, or there is one ``"output"`` for each.
-        scale: The size of a large reward: the network learns reward / scale.
-        updates: Minibatches to learn from after each observation.
-        batch_size: Observations of a minibatch.
-        memory: How many observations are kept; the complexity cost, if any, is shared among those there are.
-        learning_rate: Of Adam, at the start.
-        halving: After so many observations the learning rate is a half, after twice as many a third, and so on: so that
-            what was learnt from observations that have left the memory is not lost to newer ones. None: it stays.
-    """
-
-    hidden: Sequence[int] = (100, 100)
-    encoding: Encoding = "input"
-    scale: float = 1.0
-    updates: int = 64
-    batch_size: int = 64
-    memory: int = 4096
-    learning_rate: float = 1e-3
-    halving: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        owner = type(self).__name__
-        counts = check_count(owner, updates=self.updates, batch_size=self.batch_size, memory=self.memory)
-        halving = {} if self.halving is None else check_count(owner, halving=self.halving)
-        numbers = check_positive(owner, scale=self.scale, learning_rate=self.learning_rate)
-        vars(self).update({**counts, **halving, **numbers})
-        check_choice(owner, ("input", "output"), encoding=self.encoding)
-        self.hidden = [check_count(owner, hidden=width)["hidden"] for width in check_list(owner, hidden=self.hidden)]
-        self.net = RewardNetwork(self.features, self.actions, self.hidden, self.encoding, self.replicas, self.seed)
-        # The last observations, the newest in place of the oldest.
-        self._contexts = torch.zeros(self.memory, self.replicas, self.features)
-        self._actions = torch.zeros(self.memory, self.replicas, dtype=torch.int64)
-        self._rewards = torch.zeros(self.memory, self.replicas)
-        self._every_action = torch.arange(self.actions)[:, None].expand(-1, self.replicas)
-        self._optimiser: torch.optim.Optimizer
-
-    @abstractmethod
-    def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
-        """What an update minimises, with ``backward()``, on a minibatch of all that is remembered."""
-
-    def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        place = self.observed % self.memory
-        self._contexts[place], self._actions[place] = contexts, actions
-        self._rewards[place] = rewards / self.scale
-        remembered = min(self.observed + 1, self.memory)
-        size = (self.updates, min(self.batch_size, remembered), self.replicas)
-        chosen = torch.randint(remembered, size, generator=self._random(2 * self.observed + 1))
-        for group in self._optimiser.param_groups:
-            group["lr"] = group["initial_lr"] / (1 + self.observed / (self.halving or math.inf))
-        # All minibatches are picked at once, which is quicker than one by one.
-        picked = (part[chosen, torch.arange(self.replicas)] for part in (self._contexts, self._actions, self._rewards))
-        for some_contexts, some_actions, some_rewards in zip(*picked, strict=True):
-            self._turns.give_way()
-            self._optimiser.zero_grad()
-            self._cost(some_contexts, some_actions, some_rewards, remembered).backward()
-            check_gradients(getattr(self, "_objective", self.net), self._optimiser)
-            self._optimiser.step()
-
-    def _values(self, network: Callable[[Tensor, Tensor], Tensor], contexts: Tensor) -> Tensor:
-        """The expected reward of every action, ``[actions, replicas]``."""
-        return network(contexts.expand(self.actions, -1, -1), self._every_action)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {"contexts": self._contexts, "actions": self._actions, "rewards": self._rewards}
-        parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
-        for number, parameter in enumerate(parameters):
-            tensors[f"parameter.{number}"] = parameter.detach()
-            slots = self._optimiser.state[parameter]
-            if not slots:  # as Adam itself would begin
-                slots["step"] = torch.zeros(())
-                slots["exp_avg"], slots["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            tensors |= {f"optimiser.{number}.{name}": value for name, value in slots.items()}
-        return tensors
+def _described(value: Any) -> Any:
+    """An argument as far as JSON can say it."""
+    if isinstance(value, Prior):
+        return priors.describe(value)
+    return likelihoods.describe(value) if isinstance(value, Likelihood) else value
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ThompsonSampling(NeuralAgent):
-    """Thompson sampling on a Bayes by Backprop network of the expected reward.
-
-    Each decision draws networks from the posterior and takes the action that is best on their average. The arguments
-    besides those of :class:`NeuralAgent`:
-
-    Args:
-        prior: On the weights; None for the paper's scale mixture.
-        sigma: Initial standard deviation of the weights.
-        noise: The standard deviation of a reward around its expectation, in units of ``scale``.
-        draws: Networks to average at a decision: the more, the less it explores.
-        temperature: A factor on the complexity cost; 1 is Bayes.
-        rho_rate: The learning rate of rho, as a multiple of that of mu.
-
-    Examples:
-        >>> agent = ThompsonSampling(features=3, actions=2, updates=4)
-        >>> action = agent.act([0.0, 1.0, 0.0])
-        >>> agent.observe([0.0, 1.0, 0.0], action, reward=1.0)
-    """
-
-    prior: Prior | None = None
-    sigma: float = 0.02
-    noise: float = 0.5
-    draws: int = 1
-    temperature: float = 1.0
-    rho_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        owner = "ThompsonSampling"
-        vars(self).update(check_count(owner, below=WORDS, draws=self.draws))
-        vars(self).update(check_positive(owner, noise=self.noise, rho_rate=self.rho_rate, sigma=self.sigma))
-        vars(self).update(check_not_negative(owner, temperature=self.temperature))
-        self.prior = ScaleMixture() if self.prior is None else self.prior
-        check_type(owner, Prior, "None, or a Prior such as ScaleMixture()", prior=self.prior)
-        self.model = Bayesian(self.net, Gaussian(self.noise), self.prior, sigma=self.sigma, seed=self.seed)
-        # An agent learns alone, whatever other processes do.
-        self._objective = FreeEnergy(self.model, n=self.memory, temperature=self.temperature, own_averaging=True)
-        rate_of_rho = self.learning_rate * self.rho_rate
-        self._optimiser = _adam((self.net, self.learning_rate), (self.model.rho, rate_of_rho))
-
-    def _choose(self, contexts: Tensor) -> list[int]:
-        with torch.no_grad():
-            first = self.acted * self.draws
-            drawn = [self._values(self.model.draw(0, first + k), contexts) for k in range(self.draws)]
-            return torch.stack(drawn).mean(0).argmax(0).tolist()
-
-    def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
-        return self._objective((contexts, actions), rewards, n=remembered)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**super()._tensors(), "step": self._objective.step}
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class EpsilonGreedy(NeuralAgent):
-    """Acts at random now and then, else as is best on a plain network that is trained on the squared error.
-
-    The argument besides those of :class:`NeuralAgent`:
-
-    Args:
-        epsilon: How often to act at random; one number, or one for each replica.
-    """
-
-    epsilon: float | Sequence[float] = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one = isinstance(self.epsilon, Real)
-        given = [self.epsilon] * self.replicas if one else check_list("EpsilonGreedy", epsilon=self.epsilon)
-        each = [check_probability("EpsilonGreedy", epsilon=epsilon)["epsilon"] for epsilon in given]
-        if len(each) != self.replicas:
-            raise invalid("epsilon", "EpsilonGreedy", f"one number, or {self.replicas}", self.epsilon)
-        self.epsilon = each
-        self._optimiser = _adam((self.net, self.learning_rate))
-
-    def _choose(self, contexts: Tensor) -> list[int]:
-        random = self._random(2 * self.acted)
-        explores = torch.rand(self.replicas, generator=random) < torch.tensor(self.epsilon)
-        anything = torch.randint(self.actions, (self.replicas,), generator=random)
-        with torch.no_grad():
-            return torch.where(explores, anything, self._values(self.net, contexts).argmax(0)).tolist()
-
-    def _cost(self, contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:  # noqa: ARG002
-        return (self.net(contexts, actions) - rewards).square().sum(1).mean()
-
-
-_KINDS: dict[str, type[Agent]] = {
-    kind.__name__: kind for kind in (Uniform, LinearThompson, ThompsonSampling, EpsilonGreedy)
-}
-
-
-def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
-    """The agent in a file that ``agent.save`` wrote; with its ``prior``, if that is of the user's own."""
-    check_type("bandits.load", Prior | None, "None, or the Prior of the agent", prior=prior)
-    file = read(path, "agent", "bandits.load")
-    with file.understanding():
-        kind, arguments = _KINDS[file.contents["agent"]], dict(file.contents["arguments"])
-        if arguments.keys() != inspect.signature(kind).parameters.keys():
-            raise ValueError(f"arguments {sorted(arguments)}")
-        if "prior" in arguments:
-            arguments["prior"] = prior or priors.from_description(arguments["prior"])
-        _check_sizes(kind, arguments, file.tensors)
-    if "prior" in arguments and arguments["prior"] is None:
-        raise invalid("prior", "bandits.load", "given, since the file has one of your own", None)
-    with file.understanding():
-        agent = kind(**arguments)
-        agent.restore(file.tensors, file.contents["acted"], file.contents["observed"])
-    return agent
-
-
-def _check_sizes(kind: type[Agent], arguments: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Refuse sizes that the tensors of a file do not have, before such an agent is made, and absurd numbers."""
-    for name, value in arguments.items():
-        most = 2**53 if isinstance(value, int) else 1e30
-        if name != "seed" and isinstance(value, int | float) and value and not 1e-30 < abs(value) < most:
-            raise ValueError(f"{name} {value!r:.80}")
-    each = [arguments[name] for name in ("features", "actions", "replicas")]
-    claimed, (features, actions, replicas) = list(each), each
-    expected: dict[str, list[int]] = {}
-    if kind is LinearThompson:
-        expected["matrix"] = [replicas, actions, features + 1, features + 1]
-    if issubclass(kind, NeuralAgent):
-        hidden, memory = list(arguments["hidden"]), arguments["memory"]
-        claimed += [*hidden, memory]
-        is_input = arguments["encoding"] == "input"
-        sizes = [features + actions if is_input else features, *hidden, 1 if is_input else actions]
-        expected = {f"parameter.{2 * n}": [replicas, *reversed(pair)] for n, pair in enumerate(pairwise(sizes))}
-        expected["contexts"] = [memory, replicas, features]
-    if any(type(number) is not int or number < 1 for number in claimed):
-        raise ValueError(f"sizes {claimed!r:.80}")
-    if any(list(tensors[name].shape) != shape for name, shape in expected.items()):
-        raise ValueError(f"sizes {claimed!r:.80} that its tensors do not have")
-
-
-def _adam(*parts: tuple[nn.Module, float]) -> torch.optim.Adam:
-    """The optimiser of modules with their learning rates at the start."""
-    return torch.optim.Adam([{"params": list(m.parameters()), "initial_lr": rate} for m, rate in parts], fused=True)
-
-
-def _numbers(values: Any, dtype: torch.dtype) -> Tensor:
+def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
     """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
     try:
         return torch.as_tensor(values, dtype=dtype).detach()

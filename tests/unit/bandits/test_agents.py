@@ -20,12 +20,13 @@ from bandit_worlds import (
     NEURAL,
     SMALL,
     assert_same,
+    expected_reward,
     greedy_actions,
     live,
     neighbours,
     snapshot,
 )
-from bayesbackprop import Normal
+from bayesbackprop import Categorical, Gaussian, Normal
 from bayesbackprop.bandits import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
 
 pytestmark = pytest.mark.identities
@@ -139,8 +140,11 @@ def test_numbers_come_as_lists_arrays_and_tensors(kind: str) -> None:
         (lambda: EpsilonGreedy(2, 2, learning_rate=-1), "learning_rate"),
         (lambda: ThompsonSampling(2, 2, draws=0), "draws"),
         (lambda: ThompsonSampling(2, 2, rho_rate=0), "rho_rate"),
-        (lambda: ThompsonSampling(2, 2, noise=0), "noise"),
-        (lambda: ThompsonSampling(2, 2, noise="learnt"), "noise"),  # type: ignore[arg-type]
+        (lambda: ThompsonSampling(2, 2, likelihood=Categorical()), "likelihood"),
+        (lambda: ThompsonSampling(2, 2, likelihood=Gaussian("learnt"), replicas=2), "likelihood"),
+        (lambda: EpsilonGreedy(2, 2, likelihood="normal"), "likelihood"),  # type: ignore[arg-type]
+        (lambda: ThompsonSampling(2, 2, exploration=-1), "exploration"),
+        (lambda: ThompsonSampling(2, 2, settling=0), "settling"),
         (lambda: ThompsonSampling(2, 2, sigma=0), "sigma"),
         (lambda: ThompsonSampling(2, 2, temperature=-1), "temperature"),
         (lambda: ThompsonSampling(2, 2, prior="wide"), "prior"),  # type: ignore[arg-type]
@@ -194,9 +198,12 @@ def test_minibatches_are_of_what_is_remembered(kind: str, monkeypatch: pytest.Mo
     agent: Any = KINDS[kind](memory=6, batch_size=4, updates=40, replicas=2, scale=1.0, learning_rate=1e-9)
     cost, calls = agent._cost, []
 
-    def record(contexts: Tensor, actions: Tensor, rewards: Tensor, remembered: int) -> Any:
+    def record(inputs: Tensor, targets: Tensor, remembered: int) -> Any:
+        contexts, coded, (columns, rewards) = inputs[..., :FEATURES], inputs[..., FEATURES:], targets.unbind(-1)
+        actions = columns.long() if agent.encoding == "output" else coded.argmax(-1)
+        assert agent.encoding == "output" or (torch.equal(coded, torch.eye(ACTIONS)[actions]) and not columns.any())
         calls.append((contexts, actions, rewards, remembered))
-        return cost(contexts, actions, rewards, remembered)
+        return cost(inputs, targets, remembered)
 
     monkeypatch.setattr(agent, "_cost", record)
     places: list[Tensor] = []
@@ -241,7 +248,8 @@ def test_the_complexity_is_shared_among_those_remembered(monkeypatch: pytest.Mon
 def of_replica(agent: Agent, r: int) -> dict[str, Tensor]:
     """The tensors that belong to one replica."""
     tensors = {name: tensor.clone() for name, tensor in agent.tensors().items() if tensor.dim()}
-    return {name: t[:, r] if name in ("contexts", "actions", "rewards") else t[r] for name, t in tensors.items()}
+    behind = ("contexts", "actions", "rewards", "errors")  # where replicas are the second dimension
+    return {name: t[:, r] if name in behind else t[r] for name, t in tensors.items()}
 
 
 @pytest.mark.parametrize("kind", LEARNING)
@@ -263,7 +271,11 @@ def test_replicas_do_not_hear_of_each_other(kind: str) -> None:
         assert_same(of_replica(one, r), of_replica(other, r))
         assert [actions[r] for actions in chosen[0]] == [actions[r] for actions in chosen[1]]
     changed, unchanged = of_replica(one, 1), of_replica(other, 1)
-    assert not any(torch.equal(changed[name], unchanged[name]) for name in changed if not name.endswith("step"))
+    assert not any(
+        torch.equal(changed[name], unchanged[name])
+        for name in changed
+        if not name.endswith(("step", "is_number", "began"))
+    )
 
 
 def singles(agent: Any, **options: Any) -> list[Any]:
@@ -283,27 +295,30 @@ def batch(replicas: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(5, replicas, FEATURES), torch.randint(ACTIONS, (5, replicas)), torch.randn(5, replicas)
 
 
+def cost_of(agent: Any, contexts: Tensor, actions: Tensor, rewards: Tensor) -> Any:
+    return agent._cost(agent._inputs(contexts, actions), agent._targets(actions, rewards), 8)
+
+
+@pytest.mark.parametrize("encoding", ["input", "output"])
 @torch.no_grad()
-def test_the_cost_of_replicas_is_the_sum_of_theirs() -> None:
+def test_the_cost_of_replicas_is_the_sum_of_theirs(encoding: str) -> None:
     contexts, actions, rewards = batch(3)
     parts = [(contexts[:, [r]], actions[:, [r]], rewards[:, [r]]) for r in range(3)]
-    greedy: Any = EpsilonGreedy(FEATURES, ACTIONS, replicas=3, **SMALL)
-    costs = [float(each._cost(*part, 8)) for each, part in zip(singles(greedy), parts, strict=True)]
-    assert float(greedy._cost(contexts, actions, rewards, 8)) == pytest.approx(sum(costs))
-    assert costs[1] == pytest.approx(
-        sum(float(singles(greedy)[1].net(*(x[[b]] for x in parts[1][:2])) - rewards[b, 1]) ** 2 for b in range(5)) / 5
-    )
+    shared: Any = {"encoding": encoding, "likelihood": Gaussian(0.3)}
+    greedy: Any = EpsilonGreedy(FEATURES, ACTIONS, replicas=3, **SMALL, **shared)
+    costs = [float(cost_of(each, *part)) for each, part in zip(singles(greedy, **shared), parts, strict=True)]
+    assert float(cost_of(greedy, contexts, actions, rewards)) == pytest.approx(sum(costs), rel=1e-5)
     # Without noise, the likelihood; and the complexity where it has a closed form.
-    options: Any = {"sigma": 1e-12, "prior": Normal(0.7), "noise": 0.3}
+    options: Any = {"sigma": 1e-12, "prior": Normal(0.7), "temperature": 1.0, **shared}
     thompson: Any = ThompsonSampling(FEATURES, ACTIONS, replicas=3, **SMALL, **options)
     alone = singles(thompson, **options)
-    made = [each._cost(*part, 8) for each, part in zip(alone, parts, strict=True)]
-    whole = thompson._cost(contexts, actions, rewards, 8)
+    made = [cost_of(each, *part) for each, part in zip(alone, parts, strict=True)]
+    whole = cost_of(thompson, contexts, actions, rewards)
     assert float(whole.likelihood) == pytest.approx(sum(float(cost.likelihood) for cost in made), rel=1e-5)
     assert float(whole.complexity_weight) == float(made[0].complexity_weight) == 1 / 8
     closed = [float(each.model.complexity_closed()) for each in alone]
     assert float(thompson.model.complexity_closed()) == pytest.approx(sum(closed), rel=1e-5)
-    normal = torch.distributions.Normal(alone[0].net(*parts[0][:2]), 0.3)
+    normal = torch.distributions.Normal(expected_reward(alone[0], *parts[0][:2]), 0.3)
     assert float(made[0].likelihood) == pytest.approx(-float(normal.log_prob(parts[0][2]).mean()), rel=1e-5)
 
 

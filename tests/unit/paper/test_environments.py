@@ -1,10 +1,13 @@
-"""The environments of the experiments refuse what they cannot be made of."""
+"""The environments of the experiments are what they say, and refuse what they cannot be made of."""
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
-from bayesbackprop_paper.environments import Wheel
+from bayesbackprop_paper.environments import Clicks, Items, Switched, Wheel, digits
+from ztests import assert_z
 
 pytestmark = pytest.mark.identities
 
@@ -13,3 +16,34 @@ pytestmark = pytest.mark.identities
 def test_a_wheel_needs_a_radius_within_it(delta: Any) -> None:
     with pytest.raises(ValueError, match=r"'delta' parameter of Wheel must be a float in \(0, 1\)"):
         Wheel(delta)
+
+
+def test_a_switch_gives_each_action_the_rewards_of_its_neighbour() -> None:
+    switched, before, after = Switched(Clicks(3), 4), Clicks(3), Clicks(3)
+    for t in range(8):
+        switched.t = before.t = after.t = t
+        assert torch.equal(switched.context, before.context)
+        moved = before.expected if t < 4 else before.expected.roll(1)
+        assert torch.equal(switched.expected, moved)
+        reward = after.step((t - (t >= 4)) % 10)
+        assert switched.step(t % 10) == reward
+    assert switched.described()["inside"] == Clicks(3).described()
+
+
+@pytest.mark.parametrize("make", [Clicks, Items])
+def test_clicks_are_yes_or_no_and_as_probable_as_expected(make: type[Clicks | Items]) -> None:
+    environment, differences = make(5), []
+    for t in range(300):
+        environment.t = t
+        expected, rewards = environment.expected, environment._look()[2]
+        assert bool(((rewards == 0) | (rewards == 1)).all())
+        differences.append(((rewards - expected) / (expected * (1 - expected)).sqrt()).double())
+    z = torch.stack(differences).sum(0) / math.sqrt(300)
+    assert_z(z, "clicks")
+
+
+def test_the_digits_are_ten_classes_of_64_pixels() -> None:
+    environment = digits(2)
+    assert (environment.features, environment.actions) == (64, 10)
+    assert 0 <= float(environment.context.min()) <= float(environment.context.max()) <= 1
+    assert sorted(environment.expected.tolist()) == [0.0] * 9 + [1.0]

@@ -138,7 +138,7 @@ def test_clipping_is_that_of_torch() -> None:
 @pytest.mark.parametrize("kind", [ThompsonSampling, EpsilonGreedy])
 def test_an_agent_refuses_it_too(kind: type[Any]) -> None:
     agent = kind(features=3, actions=2, hidden=[4], updates=2, memory=4)
-    agent.net.layers[0].register_forward_hook(lambda *call: Spoilt.apply(call[-1], math.nan))
+    agent.net[0].register_forward_hook(lambda *call: Spoilt.apply(call[-1], math.nan))
     before = state(agent.net)
     with pytest.raises(DivergenceError, match="is not finite"):
         agent.observe([0.0, 1.0, 0.0], 1, 1.0)

@@ -1,0 +1,416 @@
+"""The neural agents: a network of rewards, the memory it learns from, and two ways to choose by it."""
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayesbackprop._errors import (
+    Described,
+    check_choice,
+    check_count,
+    check_finite,
+    check_list,
+    check_not_negative,
+    check_positive,
+    check_probability,
+    check_type,
+    invalid,
+)
+from bayesbackprop._gradients import check_gradients
+from bayesbackprop.bandits._changes import RECENT, Changes
+from bayesbackprop.bandits.agents import Agent, as_numbers
+from bayesbackprop.bandits.network import EXPECTED, Encoding, OfAction, Unknown, reward_network
+from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
+from bayesbackprop.model import Bayesian
+from bayesbackprop.noise import WORDS
+from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.optim import Adam
+from bayesbackprop.priors import Normal, Prior
+
+# After so many rewards the scale that is found from them no longer falls: the better an agent, the more alike its
+# rewards, and what was learnt in other units would have to be learnt again and again.
+_SETTLED = 100
+
+
+class _Whole(NamedTuple):
+    """Rewards that are whole numbers from 0 on: the largest, and in words."""
+
+    most: float
+    text: str
+
+
+_REWARDS: dict[type[Any], _Whole] = {
+    Bernoulli: _Whole(1, "0 or 1"),
+    Poisson: _Whole(math.inf, "a whole number from 0 on"),
+    NegativeBinomial: _Whole(math.inf, "a whole number from 0 on"),
+}
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class NeuralAgent(Agent):
+    """A network of rewards, and the memory it learns from: what the neural agents share.
+
+    The arguments besides those of :class:`Agent`:
+
+    Args:
+        hidden: The widths of the hidden layers.
+        encoding: Whether there is one ``"output"`` for each action, or the action is part of the ``"input"``, as in the
+            paper.
+        action_features: Numbers that say what each action is, ``[actions, numbers]``. With the encoding ``"input"``
+            they stand for it beside the context: what was learnt of one action is known of those like it. None for one
+            of as many as there are actions.
+        likelihood: Of a reward in units of ``scale``: a ``Gaussian`` whose noise is fixed, learnt or per input, a
+            ``Bernoulli`` for rewards of 0 and 1, a ``Poisson`` or a ``NegativeBinomial`` for counts. None: found from
+            the rewards; a Bernoulli while all of them are 0 or 1, else a Gaussian with noise per input.
+        scale: The size of a large reward: the network learns reward / scale. None: found from the rewards, where they
+            are numbers: the root of their mean square.
+        updates: Minibatches to learn from after each observation.
+        batch_size: Observations of a minibatch.
+        memory: How many observations are kept; the complexity cost, if any, is shared among those there are.
+        learning_rate: Of Adam, at the start.
+        halving: After so many observations the learning rate is a half, after twice as many a third, and so on: so that
+            what was learnt from observations that have left the memory is not lost to newer ones. None: it stays.
+        alarm: When recent rewards are predicted worse than those before by so many standard errors, the world has
+            changed: the agent forgets what it remembers, and learns and explores as at the start. None: never.
+    """
+
+    hidden: Sequence[int] = (100, 100)
+    encoding: Encoding = "output"
+    action_features: Sequence[Sequence[float]] | None = None
+    likelihood: Likelihood | None = None
+    scale: float | None = None
+    updates: int = 4
+    batch_size: int = 64
+    memory: int = 65536
+    learning_rate: float = 1e-3
+    halving: int | None = None
+    alarm: float | None = 8.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = type(self).__name__
+        counts = check_count(owner, updates=self.updates, batch_size=self.batch_size, memory=self.memory)
+        halving = {} if self.halving is None else check_count(owner, halving=self.halving)
+        numbers = check_positive(owner, learning_rate=self.learning_rate)
+        scale = {} if self.scale is None else check_positive(owner, scale=self.scale)
+        alarm = {} if self.alarm is None else check_positive(owner, alarm=self.alarm)
+        vars(self).update({**counts, **halving, **numbers, **scale, **alarm})
+        check_choice(owner, ("input", "output"), encoding=self.encoding)
+        self.hidden = [check_count(owner, hidden=width)["hidden"] for width in check_list(owner, hidden=self.hidden)]
+        self._check_likelihood(owner)
+        self._codes = self._checked_codes(owner)  # of the actions in an input
+        # It learns for this agent alone.
+        likelihood = Unknown(self.replicas) if self.likelihood is None else copy.deepcopy(self.likelihood)
+        self._likelihood = OfAction(likelihood, 1 if self.encoding == "input" else self.actions)
+        self.net = reward_network(self._sizes(), self.replicas, self.seed)
+        # The last observations, the newest in place of the oldest; rewards in units of a scale that is given.
+        self._contexts = torch.zeros(self.memory, self.replicas, self.features)
+        self._actions = torch.zeros(self.memory, self.replicas, dtype=torch.int64)
+        self._rewards = torch.zeros(self.memory, self.replicas)
+        # The sum of the squares of all rewards, and the scale that is found from it.
+        self._finds_scale = self.scale is None and isinstance(likelihood, Gaussian | Unknown)
+        self._square = torch.zeros(self.replicas, dtype=torch.float64)
+        self._found_scale = torch.ones(self.replicas)
+        # What was observed when the world last changed, and the test for that.
+        self._began = torch.zeros(self.replicas, dtype=torch.int64)
+        self._changes = None if self.alarm is None else Changes(self.replicas, self.alarm)
+        self._every_action = torch.arange(self.actions)[:, None].expand(-1, self.replicas)
+        self._optimiser: Adam
+
+    def _check_likelihood(self, owner: str) -> None:
+        given = self.likelihood
+        if given is None:
+            return
+        if type(given) not in EXPECTED:
+            known = ", ".join(kind.__name__ for kind in EXPECTED)
+            raise invalid("likelihood", owner, f"None, or one of {known}", given)
+        if self.replicas > 1 and any(True for _ in given.parameters()):
+            constraint = "one without numbers that are learnt, which replicas would share"
+            raise invalid("likelihood", owner, constraint, given)
+
+    def _checked_codes(self, owner: str) -> Tensor:
+        given = self.action_features
+        if given is None:
+            return torch.eye(self.actions)
+        codes = as_numbers(given, torch.float32)
+        if codes.dim() != 2 or len(codes) != self.actions or not codes.shape[1]:
+            raise invalid("action_features", owner, f"None, or numbers for each of {self.actions} actions", given)
+        if self.encoding != "input":
+            constraint = "None, unless with encoding='input' the action is part of the input"
+            raise invalid("action_features", owner, constraint, Described(f"encoding={self.encoding!r}"))
+        check_finite("action_features", owner, codes)
+        self.action_features = codes.tolist()
+        return codes
+
+    def _sizes(self) -> list[int]:
+        """The widths of the network, from its inputs to its outputs."""
+        inputs = self.features + (self._codes.shape[1] if self.encoding == "input" else 0)
+        return [inputs, *self.hidden, self._likelihood.numbers * self._likelihood.actions]
+
+    @abstractmethod
+    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
+        """What an update minimises on a minibatch of all that is remembered."""
+
+    def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        self._check_rewards(rewards)
+        self._remember(contexts, actions, rewards)
+        remembered = min(self.observed + 1, self.memory)
+        # Counted back from the newest, as far as the world is the present one.
+        reach = (self.observed + 1 - self._began).clamp(max=self.memory)
+        size = (self.updates, min(self.batch_size, remembered), self.replicas)
+        back = torch.rand(size, dtype=torch.float64, generator=self._random(2 * self.observed + 1)).mul_(reach).long()
+        chosen, each = (self.observed - back) % self.memory, torch.arange(self.replicas)
+        # All minibatches are picked at once, which is quicker than one by one.
+        picked = self._actions[chosen, each]
+        inputs = self._inputs(self._contexts[chosen, each], picked)
+        targets = self._targets(picked, self._rewards[chosen, each] / self._found_scale)
+        rates = self._set_rates()
+        for some_inputs, some_targets in zip(inputs, targets, strict=True):
+            self._turns.give_way()
+            self._optimiser.zero_grad()
+            self._optimiser.backward(self._cost(some_inputs, some_targets, remembered))
+            check_gradients(getattr(self, "_objective", self.net), self._optimiser)
+            self._step(rates)
+
+    def _set_rates(self) -> Tensor | None:
+        """Set the learning rate to the highest of the replicas; gives the rate of each as a part of that, if not 1."""
+        rates = 1 / (1 + (self.observed - self._began).double() / (self.halving or math.inf))
+        highest = rates.max()
+        for group in self._optimiser.param_groups:
+            group["lr"] = group["initial_lr"] * float(highest)
+        return None if bool((rates == highest).all()) else rates / highest
+
+    def _step(self, rates: Tensor | None) -> None:
+        """A step of Adam, which is proportional to its rate: so each replica can have its own."""
+        if rates is None:
+            self._optimiser.step()
+            return
+        parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        self._optimiser.step()
+        with torch.no_grad():
+            for parameter, old in zip(parameters, before, strict=True):
+                parameter.copy_(old.lerp(parameter, rates[:, None, None].to(old.dtype)))
+
+    def _begin_anew(self, changed: Tensor) -> None:
+        """The world has changed for some replicas: what they saw before they noticed is all that they know of it."""
+        self._began[changed] = max(0, self.observed - RECENT)
+
+    def _notice(self, contexts: Tensor, actions: Tensor) -> None:
+        """Find out whether the world has changed, from the newest reward before it is learnt."""
+        assert self._changes is not None
+        with torch.no_grad():
+            expected = self._likelihood.expected(self._outputs(self.net, contexts))
+        newest = self._rewards[self.observed % self.memory] / self._found_scale
+        changed = self._changes.see((newest - expected.gather(-1, actions[:, None])[:, 0]).abs())
+        if bool(changed.any()):
+            self._begin_anew(changed)
+
+    def _check_rewards(self, rewards: Tensor) -> None:
+        """Refuse, before anything has changed, rewards that the likelihood does not have."""
+        constraint, units = _REWARDS.get(type(self.likelihood)), rewards / (self.scale or 1.0)
+        if constraint is not None and not bool(((units >= 0) & (units <= constraint.most) & (units % 1 == 0)).all()):
+            raise invalid("reward", type(self).__name__, f"{constraint.text}, by its likelihood", rewards.tolist())
+
+    def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        place = self.observed % self.memory
+        self._contexts[place], self._actions[place] = contexts, actions
+        units = rewards / (self.scale or 1.0)
+        self._rewards[place] = units
+        unknown = self._likelihood.likelihood
+        if isinstance(unknown, Unknown):
+            unknown.see(units)
+        if self._finds_scale:
+            self._square += rewards.square()
+            size = (self._square / (self.observed + 1)).sqrt().float()
+            grown = size.maximum(self._found_scale) if self.observed >= _SETTLED else size
+            known = grown > 0 if not isinstance(unknown, Unknown) else (grown > 0) & (unknown.is_number > 0)
+            self._found_scale.copy_(grown.where(known, 1.0))
+        if self._changes is not None:
+            self._notice(contexts, actions)
+
+    def _inputs(self, contexts: Tensor, actions: Tensor) -> Tensor:
+        """What the network takes, of contexts ``[..., replicas, features]`` and actions ``[..., replicas]``."""
+        if self.encoding == "input":
+            contexts = torch.cat([contexts, self._codes[actions]], dim=-1)
+        return contexts if self.replicas > 1 else contexts.squeeze(-2)
+
+    def _targets(self, actions: Tensor, rewards: Tensor) -> Tensor:
+        """What the likelihood takes."""
+        chosen = actions if self.encoding == "output" else torch.zeros_like(actions)
+        targets = torch.stack([chosen.to(rewards.dtype), rewards], dim=-1)
+        return targets if self.replicas > 1 else targets.squeeze(-2)
+
+    def _outputs(self, network: Callable[[Tensor], Tensor], contexts: Tensor) -> Tensor:
+        """What ``network`` says of every action, ``[replicas, actions]``: the number its expected reward grows with."""
+        if self.encoding == "output":
+            return network(self._inputs(contexts[None], self._every_action)).reshape(self.replicas, -1)[
+                :, : self.actions
+            ]
+        outputs = network(self._inputs(contexts.expand(self.actions, -1, -1), self._every_action))
+        return outputs.reshape(self.actions, self.replicas, -1)[..., 0].t()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {"contexts": self._contexts, "actions": self._actions, "rewards": self._rewards}
+        if isinstance(self._likelihood.likelihood, Unknown):
+            tensors["is_number"] = self._likelihood.likelihood.is_number
+        if self._changes is not None:
+            tensors |= {"began": self._began, "errors": self._changes.state}
+        if self._finds_scale:
+            tensors |= {"square": self._square, "scale": self._found_scale}
+        parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            slots = self._optimiser.state[parameter]
+            if not slots:  # as Adam itself would begin
+                slots["step"] = torch.zeros(())
+                slots["exp_avg"], slots["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            tensors[f"parameter.{number}"] = self._by_replica(parameter.detach())
+            tensors |= {f"optimiser.{number}.{name}": self._by_replica(value) for name, value in slots.items()}
+        return tensors
+
+    def _by_replica(self, tensor: Tensor) -> Tensor:
+        """A tensor of a network alone as that of one of several, ``[1, outputs, inputs]`` or ``[1, 1, outputs]``."""
+        return tensor if self.replicas > 1 or not tensor.dim() else tensor.reshape(1, -1, tensor.shape[-1])
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ThompsonSampling(NeuralAgent):
+    """Thompson sampling on a Bayes by Backprop network of the reward.
+
+    Each decision draws a network from the posterior and takes the action that is best by it. Draws for an action that
+    was tried n times are nearer to the mean of all or farther from it than the posterior says. Their width is that of a
+    mean of n, and wider for actions that are neglected: with r = (1 + t) / (1 + n) after t tries of all K actions,
+
+    value = mean + (drawn - mean) * exploration * sqrt(settling / (1 + n) * (1 + log r) * max(1, r / K))
+
+    A Gaussian on each weight knows little about how often an action was tried. Without the factor an agent stays away
+    for good from an action that was bad luck at first, and goes on to try what it knows well. The arguments besides
+    those of :class:`NeuralAgent`:
+
+    Args:
+        prior: On the weights; None for ``Normal(1)``.
+        sigma: Initial standard deviation of the weights.
+        exploration: How far draws are from their mean, as a multiple of what the posterior says.
+        settling: How often an action is tried until its draws are as near to their mean as the posterior says. None:
+            they always are, and with ``exploration=1`` this is Thompson sampling as in the paper.
+        draws: Networks to average at a decision: the more, the less it explores.
+        temperature: A factor on the complexity cost; 1 is Bayes.
+        rho_rate: The learning rate of rho, as a multiple of that of mu.
+
+    Examples:
+        >>> agent = ThompsonSampling(features=3, actions=2)
+        >>> action = agent.act([0.0, 1.0, 0.0])
+        >>> agent.observe([0.0, 1.0, 0.0], action, reward=1.0)
+    """
+
+    halving: int | None = 200
+    prior: Prior | None = None
+    sigma: float = 0.05
+    exploration: float = 1.0
+    settling: int | None = 20
+    draws: int = 1
+    temperature: float = 0.03
+    rho_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = "ThompsonSampling"
+        vars(self).update(check_count(owner, below=WORDS, draws=self.draws))
+        settling = {} if self.settling is None else check_count(owner, settling=self.settling)
+        vars(self).update(settling)
+        vars(self).update(check_positive(owner, rho_rate=self.rho_rate, sigma=self.sigma))
+        vars(self).update(check_not_negative(owner, temperature=self.temperature, exploration=self.exploration))
+        self.prior = Normal(1.0) if self.prior is None else self.prior
+        check_type(owner, Prior, "None, or a Prior such as Normal(1.0)", prior=self.prior)
+        self.model = Bayesian(self.net, self._likelihood, self.prior, sigma=self.sigma, seed=self.seed)
+        # An agent learns alone, whatever other processes do.
+        self._objective = FreeEnergy(self.model, n=self.memory, temperature=self.temperature, own_averaging=True)
+        self._tries = torch.zeros(self.replicas, self.actions, dtype=torch.int64)
+        rate_of_rho = self.learning_rate * self.rho_rate
+        self._optimiser = _adam(
+            (self.net, self.learning_rate), (self.model.rho, rate_of_rho), (self._likelihood, self.learning_rate)
+        )
+
+    def _choose(self, contexts: Tensor) -> list[int]:
+        with torch.no_grad():
+            first = self.acted * self.draws
+            drawn = [self._outputs(self.model.draw(0, first + k), contexts) for k in range(self.draws)]
+            if self.exploration != 1 or self.settling is not None:
+                mean, width = self._outputs(self.net, contexts), self._widths()
+                drawn = [mean + (each - mean) * width for each in drawn]
+            return torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0).argmax(-1).tolist()
+
+    def _widths(self) -> Tensor:
+        """How far from the mean the draws for each action are, ``[replicas, actions]``, in units of the posterior's."""
+        if self.settling is None:
+            return torch.tensor(self.exploration)
+        tries = self._tries.float()
+        total = tries.sum(-1, keepdim=True)
+        if self.action_features is not None:  # a try of one is one of those like it: of as many kinds as it has numbers
+            tries = total / self._codes.shape[1]
+        ratio = (1 + total) / (1 + tries)
+        neglect = (1 + ratio.log()) * (ratio / self.actions).clamp(min=1)
+        return self.exploration * (self.settling / (1 + tries) * neglect).sqrt()
+
+    def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        super()._remember(contexts, actions, rewards)
+        self._tries[torch.arange(self.replicas), actions] += 1
+
+    def _begin_anew(self, changed: Tensor) -> None:
+        super()._begin_anew(changed)
+        self._tries[changed] = 0
+
+    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
+        cost: Tensor = self._objective(inputs, targets, n=remembered)
+        return cost
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tries = {} if self.settling is None else {"tries": self._tries}
+        return {**super()._tensors(), **tries, "step": self._objective.step}
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class EpsilonGreedy(NeuralAgent):
+    """Acts at random now and then, else as is best on a plain network.
+
+    The argument besides those of :class:`NeuralAgent`:
+
+    Args:
+        epsilon: How often to act at random; one number, or one for each replica.
+    """
+
+    epsilon: float | Sequence[float] = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one = isinstance(self.epsilon, Real)
+        given = [self.epsilon] * self.replicas if one else check_list("EpsilonGreedy", epsilon=self.epsilon)
+        each = [check_probability("EpsilonGreedy", epsilon=epsilon)["epsilon"] for epsilon in given]
+        if len(each) != self.replicas:
+            raise invalid("epsilon", "EpsilonGreedy", f"one number, or {self.replicas}", self.epsilon)
+        self.epsilon = each
+        self._optimiser = _adam((self.net, self.learning_rate), (self._likelihood, self.learning_rate))
+
+    def _choose(self, contexts: Tensor) -> list[int]:
+        random = self._random(2 * self.acted)
+        explores = torch.rand(self.replicas, generator=random) < torch.tensor(self.epsilon)
+        anything = torch.randint(self.actions, (self.replicas,), generator=random)
+        with torch.no_grad():
+            best = self._outputs(self.net, contexts).argmax(-1)
+            return torch.where(explores, anything, best).tolist()
+
+    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:  # noqa: ARG002
+        return self._likelihood.cost(self.net(inputs), targets)
+
+
+def _adam(*parts: tuple[nn.Module, float]) -> Adam:
+    """The optimiser of modules with their learning rates at the start."""
+    groups = [{"params": list(m.parameters()), "lr": rate, "initial_lr": rate} for m, rate in parts]
+    return Adam([group for group in groups if group["params"]])
