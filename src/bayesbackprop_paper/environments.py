@@ -65,6 +65,13 @@ def digits(seed: int = 0) -> Table:
     return classification(torch.tensor(images / 16).float(), torch.tensor(labels), 10, seed)
 
 
+def delayed(seed: int = 0) -> Table:
+    """The digits, with rewards that come 100 steps after their actions."""
+    environment = digits(seed)
+    environment.delay = 100
+    return environment
+
+
 class Clicks(Environment):
     """Yes or no: 10 actions, each with a logistic regression on 10 normal features."""
 
@@ -84,12 +91,12 @@ class Items(Environment):
     def __init__(self, seed: int = 0) -> None:
         super().__init__(5, 100, seed)
         fixed = np.random.default_rng(11)
-        self.action_features = torch.tensor(fixed.standard_normal((100, 5))).float()
+        self._items = self.action_features = torch.tensor(fixed.standard_normal((100, 5))).float()
         self._weights = torch.tensor(0.5 * fixed.standard_normal((5, 5))).float()
 
     def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         context = torch.tensor(random.standard_normal(5)).float()
-        expected = torch.sigmoid(self.action_features @ (self._weights @ context) - 1.5)
+        expected = torch.sigmoid(self._items @ (self._weights @ context) - 1.5)
         return context, expected, (torch.tensor(random.random(100)).float() < expected).float()
 
 
@@ -99,6 +106,7 @@ class Switched(Environment):
     def __init__(self, inside: Environment, at: int) -> None:
         super().__init__(inside.features, inside.actions, inside.seed)
         self._inside, self.at = inside, at
+        self.delay = inside.delay
 
     def described(self) -> dict[str, Any]:
         return {**super().described(), "inside": self._inside.described(), "at": self.at}
@@ -108,3 +116,8 @@ class Switched(Environment):
         if self.t < self.at:
             return context, expected, rewards
         return context, expected.roll(1), rewards.roll(1)
+
+
+def switched(seed: int = 0) -> Switched:
+    """The digits, whose actions exchange what they do after 1,000 steps: half of a run of 2,000."""
+    return Switched(digits(seed), 1000)

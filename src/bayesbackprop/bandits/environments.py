@@ -21,14 +21,17 @@ class Environment(ABC):
     Attributes:
         features: The width of a context.
         actions: How many there are.
+        action_features: Numbers that say what each action is, ``[actions, numbers]``, if there are any.
     """
+
+    action_features: Tensor | None = None
 
     def __init__(self, features: int, actions: int, seed: int) -> None:
         owner = type(self).__name__
         self.features, self.actions = check_count(owner, features=features, actions=actions).values()
         self.seed = check_count(owner, least=0, below=2**128, seed=seed)["seed"]  # the key of the generator below
         self._seen: int | None = None
-        self.t = 0
+        self.t = self.delay = 0
 
     @property
     def t(self) -> int:
@@ -38,6 +41,15 @@ class Environment(ABC):
     @t.setter
     def t(self, t: int) -> None:
         self._t = check_count(type(self).__name__, least=0, t=t)["t"]
+
+    @property
+    def delay(self) -> int:
+        """After how many further steps :func:`simulate` tells the agent a reward; 0, and to be set: at once."""
+        return self._delay
+
+    @delay.setter
+    def delay(self, delay: int) -> None:
+        self._delay = check_count(type(self).__name__, least=0, delay=delay)["delay"]
 
     @property
     def context(self) -> Tensor:
@@ -64,7 +76,8 @@ class Environment(ABC):
     def described(self) -> dict[str, Any]:
         """What tells it from others, as far as JSON can say it."""
         named = {"features": self.features, "actions": self.actions, "seed": self.seed}
-        return {"environment": type(self).__name__, **named}
+        late = {"delay": self.delay} if self.delay else {}
+        return {"environment": type(self).__name__, **named, **late}
 
     @abstractmethod
     def make(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,8 +2,10 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +29,13 @@ def simulate(
 ) -> Tensor:
     """Let each replica of ``agent`` act in its environment.
 
+    An environment may have a ``delay``: a reward is observed so many steps after its action. Those of the last steps
+    are still on their way when the run ends; if it goes on from its checkpoint, they arrive.
+
     Ctrl-C and SIGTERM end it after the running step, as they end :func:`~bayesbackprop.fit`, with a checkpoint.
 
     Args:
-        environments: One for each replica.
+        environments: One for each replica, all with the same delay.
         agent: The agent. It and the environments are used as they are, and changed.
         steps: How many interactions each replica has.
         checkpoint: A file to go on from, if it is there, and to write now and then: a run that was killed goes on with
@@ -54,29 +59,47 @@ def simulate(
             constraint = f"of {agent.features} features and {agent.actions} actions, as the agent is"
             got = Described(f"{environment.features} and {environment.actions}")
             raise invalid("environments", "simulate", constraint, got)
+    delays = {environment.delay for environment in environments}
+    if len(delays) > 1:
+        raise invalid("environments", "simulate", "of the same delay", Described(f"delays of {sorted(delays)}"))
     regret = torch.zeros(agent.replicas, steps, dtype=torch.float64)
+    # What is not observed yet, the oldest first.
+    late: deque[_Taken] = deque()
     path = None if checkpoint is None else Path(checkpoint)
-    done = _resume(path, agent, environments, regret) if path is not None and path.exists() else 0
+    done = _resume(path, agent, environments, regret, late) if path is not None and path.exists() else 0
     written, moment = done, time.monotonic()
     with interrupt_deferred() as interrupted:
         for t in range(done, steps):
             if interrupted():
                 break
             contexts, best = [e.context for e in environments], [e.best for e in environments]
-            actions = agent.act_all(contexts)
-            rewards = [e.step(action) for e, action in zip(environments, actions, strict=True)]
-            agent.observe_all(contexts, actions, rewards)
-            lost = torch.tensor(best, dtype=torch.float64) - torch.tensor(rewards, dtype=torch.float64)
+            late.append(_take(environments, agent.act_all(contexts)))
+            lost = torch.tensor(best, dtype=torch.float64) - torch.tensor(late[-1].rewards, dtype=torch.float64)
+            if len(late) > environments[0].delay:
+                agent.observe_all(*late.popleft())
             regret[:, t] = lost + (regret[:, t - 1] if t else 0)
             done = t + 1
             if watch is not None:
                 watch(done, regret[:, t])
             if path is not None and time.monotonic() - moment > _SECONDS:
-                _write(path, agent, environments, regret[:, :done])
+                _write(path, agent, environments, regret[:, :done], late)
                 written, moment = done, time.monotonic()
         if path is not None and written < done:
-            _write(path, agent, environments, regret[:, :done])
+            _write(path, agent, environments, regret[:, :done], late)
     return regret
+
+
+class _Taken(NamedTuple):
+    """What each replica did, where, and what it got."""
+
+    contexts: list[Tensor]
+    actions: list[int]
+    rewards: list[float]
+
+
+def _take(environments: Sequence[Environment], actions: list[int]) -> _Taken:
+    contexts = [e.context for e in environments]
+    return _Taken(contexts, actions, [e.step(action) for e, action in zip(environments, actions, strict=True)])
 
 
 def _about(agent: Agent, environments: Sequence[Environment]) -> dict[str, object]:
@@ -84,15 +107,20 @@ def _about(agent: Agent, environments: Sequence[Environment]) -> dict[str, objec
     return {"agent": type(agent).__name__, "arguments": agent.described()["arguments"], "environments": described}
 
 
-def _write(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor) -> None:
-    """The agent and the regret in one file, so that they are always of the same step."""
+def _write(
+    path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor, late: Sequence[_Taken]
+) -> None:
+    """The agent, the regret and the actions whose rewards are late in one file, always of the same step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"agent.{name}": tensor for name, tensor in agent.tensors().items()}
+    if late:
+        tensors["late"] = torch.tensor([taken.actions for taken in late])
     counts = {"acted": agent.acted, "observed": agent.observed, "t": [e.t for e in environments]}
     write(path, "checkpoint", {**tensors, "regret": regret}, {"about": _about(agent, environments), **counts})
 
 
-def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor) -> int:
+def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor, late: deque[_Taken]) -> int:
+    """Become what the file says. What a late action met and got is what the environment gives it again."""
     file = read(path, "checkpoint", "simulate")
     about = file.contents.get("about")
     if about != _about(agent, environments):
@@ -104,9 +132,17 @@ def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regre
         if len(times) != agent.replicas:
             raise ValueError(f"times {times!r:.80}")
         check_same("simulate", {"regret": past}, {"regret": regret.new_empty(agent.replicas, past.shape[1])})
-        known = {name.removeprefix("agent."): tensor for name, tensor in file.tensors.items() if name != "regret"}
+        waiting = min(environments[0].delay, past.shape[1])
+        actions = file.tensors.get("late", torch.zeros(0, agent.replicas, dtype=torch.int64))
+        expected = torch.zeros(waiting, agent.replicas, dtype=torch.int64)
+        check_same("simulate", {"late": actions}, {"late": expected})
+        if waiting and (min(times) < waiting or not 0 <= int(actions.min()) <= int(actions.max()) < agent.actions):
+            raise ValueError("late actions that cannot have been")
+        others = ("regret", "late")
+        known = {name.removeprefix("agent."): tensor for name, tensor in file.tensors.items() if name not in others}
         agent.restore(known, file.contents["acted"], file.contents["observed"])
     regret[:, :done] = past[:, :done]
     for environment, t in zip(environments, times, strict=True):
-        environment.t = t
+        environment.t = t - waiting
+    late.extend(_take(environments, row) for row in actions.tolist())
     return done

@@ -19,7 +19,17 @@ from bayesbackprop._errors import check_count, invalid
 from bayesbackprop.bandits import Agent, Environment
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.training import interrupt_deferred
-from bayesbackprop_paper.environments import Wheel, adult, covertype, mushroom
+from bayesbackprop_paper.environments import (
+    Clicks,
+    Items,
+    Wheel,
+    adult,
+    covertype,
+    delayed,
+    digits,
+    mushroom,
+    switched,
+)
 from bayesbackprop_paper.experiments.figures import finish, published, start
 from bayesbackprop_paper.experiments.records import read_rows, write_line, write_rows
 
@@ -28,6 +38,11 @@ ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
     "adult": adult,
     "covertype": covertype,
     **{f"wheel-{delta}": functools.partial(Wheel, delta) for delta in (0.5, 0.7, 0.9, 0.95, 0.99)},
+    "digits": digits,
+    "delayed": delayed,
+    "clicks": Clicks,
+    "items": Items,
+    "switched": switched,
 }
 
 # How the epsilon-greedy agents are called.
@@ -48,9 +63,8 @@ STYLE = {
 # Seconds until a signal is noticed while no job has news.
 _PATIENCE = 0.2
 
-# The size of a large reward, for the greedy agents.
-_SCALES = {"mushroom": 10.0, "adult": 1.0, "covertype": 1.0}
-_WHEEL_SCALE = 10.0
+# The size of a large reward, for the greedy agents, where it is not 1.
+_SCALES = {"mushroom": 10.0, **{name: 10.0 for name in ENVIRONMENTS if name.startswith("wheel")}}
 
 
 @dataclass(frozen=True)
@@ -120,12 +134,18 @@ def make(job: Job) -> tuple[Agent, list[Environment]]:
         return bandits.Uniform(**shared), environments
     if job.agents == ("linear",):
         return bandits.LinearThompson(**shared), environments
-    shared["updates"] = job.updates
+    shared |= {"updates": job.updates, **of_actions(environments[0])}
     if job.agents == ("bbb",):
         return bandits.ThompsonSampling(**shared), environments
-    shared["scale"] = _SCALES.get(job.environment, _WHEEL_SCALE)
+    shared |= {**_GREEDY, "scale": _SCALES.get(job.environment, 1.0)}
     epsilon = [_EPSILONS[agent] for agent, _ in job.runs]
-    return bandits.EpsilonGreedy(**shared, **_GREEDY, epsilon=epsilon), environments
+    return bandits.EpsilonGreedy(**shared, epsilon=epsilon), environments
+
+
+def of_actions(environment: Environment) -> dict[str, Any]:
+    """The arguments by which a neural agent knows what its actions are, if there are numbers that say so."""
+    features = environment.action_features
+    return {} if features is None else {"encoding": "input", "action_features": features.tolist()}
 
 
 def run(job: Job, folder: Path, says: Callable[[str, int, float], None] | None = None) -> list[Point]:

@@ -126,3 +126,18 @@ def test_what_is_no_action_is_refused_and_nothing_happens(action: Any) -> None:
             environment.step(action)
         assert environment.t == 1
         assert torch.equal(environment.context, context)
+
+
+@pytest.mark.parametrize("delay", [-1, 1.0, True, None, "1"])
+def test_a_delay_is_a_number_of_steps(delay: Any) -> None:
+    environment = PLACES["rows"](0)
+    with pytest.raises(ValueError, match="'delay' parameter of Table must be an int"):
+        environment.delay = delay
+    assert environment.delay == 0
+
+
+def test_a_delay_is_part_of_what_an_environment_is() -> None:
+    plain, late = PLACES["rows"](0), PLACES["rows"](0)
+    late.delay = 3
+    assert plain.described() == {key: value for key, value in late.described().items() if key != "delay"}
+    assert late.described()["delay"] == 3

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bandit_worlds import GAINS, LAST, PLACES, ROWS, STEPS, assert_goes_on, assert_same, done_in, snapshot, start
+from bayesbackprop._files import read_checkpoint, write
 from bayesbackprop.bandits import Agent, Environment, LinearThompson, Table, Uniform, simulate, simulation
 from bayesbackprop.training import TerminatedError
 from bayesbackprop_paper.environments import Wheel
@@ -40,6 +41,11 @@ class Scripted(Agent):
 
     def _tensors(self) -> dict[str, Tensor]:
         return {}
+
+
+def late(environment: Environment, delay: int) -> Environment:
+    environment.delay = delay
+    return environment
 
 
 def test_regret_is_what_the_oracle_expects_less_what_was_received() -> None:
@@ -82,6 +88,7 @@ def test_an_agent_hears_what_it_did_where_it_was() -> None:
         ([Wheel()], 3, "environments"),
         ([Wheel()] * 2, 3, "environments"),
         ([Wheel(), PLACES["rows"](0)], 3, "environments"),
+        ([Wheel(), late(Wheel(), 1)], 3, "environments"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(environments: list[Environment], steps: Any, named: str) -> None:
@@ -145,7 +152,7 @@ def test_checkpoints_are_written_now_and_then_and_at_the_end(
 ) -> None:
     written: list[int] = []
     monkeypatch.setattr(simulation, "_SECONDS", seconds)
-    monkeypatch.setattr(simulation, "_write", lambda path, agent, places, regret: written.append(regret.shape[1]))
+    monkeypatch.setattr(simulation, "_write", lambda path, agent, places, regret, late: written.append(regret.shape[1]))
     simulate(*start("uniform"), 5, tmp_path / "run")
     assert written == expected
 
@@ -189,3 +196,75 @@ def test_a_file_that_is_no_checkpoint_of_a_run_is_refused(tmp_path: Path) -> Non
     for name in ("agent", "text"):
         with pytest.raises(ValueError, match="parameter of"):
             simulate([Wheel()], LinearThompson(2, 5), 3, tmp_path / name)
+
+
+# --- rewards that are late -------------------------------------------------------------------------------------------
+
+
+def test_an_agent_hears_a_late_reward_of_what_it_did_then() -> None:
+    places, agent = [late(PLACES["outcomes"](seed), 4) for seed in range(2)], Scripted(3, 4, replicas=2)
+    regret = simulate(places, agent, 10)
+    assert (agent.acted, agent.observed, [place.t for place in places]) == (10, 6, [10, 10])
+    on_time = Scripted(3, 4, replicas=2)
+    assert torch.equal(simulate([PLACES["outcomes"](seed) for seed in range(2)], on_time, 10), regret)
+    for heard, expected in zip(agent.heard, on_time.heard[:6], strict=True):
+        assert torch.equal(heard[0], expected[0])
+        assert heard[1:] == expected[1:]
+
+
+def test_a_learning_agent_knows_nothing_until_the_first_late_reward() -> None:
+    agent = LinearThompson(3, 4)
+    before = snapshot(agent)
+    simulate([late(PLACES["outcomes"](0), 5)], agent, 5)
+    assert_same({**snapshot(agent), "acted": before["acted"]}, before)
+
+
+def start_late(kind: str, delay: int) -> tuple[list[Environment], Agent]:
+    environments, agent = start(kind)
+    return [late(environment, delay) for environment in environments], agent
+
+
+@pytest.mark.parametrize("delay", [1, 4, 50])
+@pytest.mark.parametrize("kind", ["linear", "thompson, output"])
+def test_a_run_goes_on_with_the_rewards_that_were_on_their_way(kind: str, delay: int, tmp_path: Path) -> None:
+    environments, agent = start_late(kind, delay)
+    whole = simulate(environments, agent, STEPS, tmp_path / "whole")
+    for steps in (1, 3, LAST, LAST + 1, STEPS):
+        other_environments, other = start_late(kind, delay)
+        part = simulate(other_environments, other, steps, tmp_path / "run")
+        assert torch.equal(part, whole[:, :steps])
+    assert_same(snapshot(other), snapshot(agent))
+    assert [each.t for each in other_environments] == [STEPS] * 2
+    assert (tmp_path / "run").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_checkpoint_of_another_delay_is_refused(tmp_path: Path) -> None:
+    simulate(*start_late("linear", 2), LAST, tmp_path / "run")
+    for delay in (0, 3):
+        with pytest.raises(
+            ValueError, match="'checkpoint' parameter of simulate must be of the same agent and environ"
+        ):
+            simulate(*start_late("linear", delay), STEPS, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        torch.zeros(1, 2, dtype=torch.int64),
+        torch.zeros(2, 2),
+        torch.full((2, 2), -1),
+        torch.full((2, 2), 4),
+    ],
+)
+def test_late_actions_that_cannot_be_are_refused(wrong: Tensor | None, tmp_path: Path) -> None:
+    simulate(*start_late("linear", 2), LAST, tmp_path / "run")
+    tensors, contents = read_checkpoint(tmp_path / "run")
+    others = {name: tensor for name, tensor in tensors.items() if name != "late"}
+    write(tmp_path / "run", "checkpoint", others if wrong is None else {**others, "late": wrong}, contents)
+    environments, agent = start_late("linear", 2)
+    before = snapshot(agent)
+    with pytest.raises(ValueError, match="run"):
+        simulate(environments, agent, STEPS, tmp_path / "run")
+    assert_same(snapshot(agent), before)
+    assert [each.t for each in environments] == [0, 0]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bayesbackprop_paper.environments import Clicks, Items, Switched, Wheel, digits
+from bayesbackprop_paper.environments import Clicks, Items, Switched, Wheel, delayed, digits, switched
 from ztests import assert_z
 
 pytestmark = pytest.mark.identities
@@ -47,3 +47,18 @@ def test_the_digits_are_ten_classes_of_64_pixels() -> None:
     assert (environment.features, environment.actions) == (64, 10)
     assert 0 <= float(environment.context.min()) <= float(environment.context.max()) <= 1
     assert sorted(environment.expected.tolist()) == [0.0] * 9 + [1.0]
+
+
+def test_late_and_exchanged_digits_are_the_digits() -> None:
+    plain, late, moved = digits(4), delayed(4), switched(4)
+    assert (plain.delay, late.delay, moved.at) == (0, 100, 1000)
+    assert late.described() == {**plain.described(), "delay": 100}
+    for t in (0, 999, 1000):
+        plain.t = late.t = moved.t = t
+        assert torch.equal(plain.context, late.context)
+        assert torch.equal(plain.expected, late.expected)
+        assert torch.equal(moved.expected, plain.expected.roll(int(t >= 1000)))
+
+
+def test_a_switch_keeps_the_delay() -> None:
+    assert Switched(delayed(1), 3).delay == 100

@@ -95,6 +95,20 @@ def test_environments_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (f"wheel-{made.delta}", made.seed) == (name, 5)
     monkeypatch.setattr(data, "mushroom", lambda: Mushrooms(torch.eye(4), torch.arange(4) > 1))
     assert bandit.ENVIRONMENTS["mushroom"](6).described()["seed"] == 6
+    sizes = {"digits": (64, 10), "delayed": (64, 10), "clicks": (10, 10), "items": (5, 100), "switched": (64, 10)}
+    for name, size in sizes.items():
+        made = bandit.ENVIRONMENTS[name](5)
+        assert (made.features, made.actions, made.seed, made.delay) == (*size, 5, 100 if name == "delayed" else 0)
+
+
+@pytest.mark.parametrize("agent", ["bbb", "greedy"])
+def test_agents_with_a_network_know_what_their_actions_are(agent: str) -> None:
+    made: Any
+    made, (environment,) = bandit.make(Job("items", (agent,), (3,), 10, 1))
+    assert environment.action_features is not None
+    assert (made.encoding, made.action_features) == ("input", environment.action_features.tolist())
+    made, _ = bandit.make(Job("clicks", (agent,), (3,), 10, 1))
+    assert made.action_features is None
 
 
 def test_milestones_are_those_of_the_paper_and_the_end() -> None:
