@@ -42,7 +42,7 @@ docs: environment
 attack: environment  ## Ten minutes of mangled files, kills, bad calls, threads and a full disk; SECONDS=60 SEED=1
 	cd tests && ../$(BIN)/python -m attack --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
-bench: environment  ## Needs a quiet machine and about a quarter of an hour
+bench: environment  ## Needs a quiet machine and about an hour
 	$(BIN)/bbb bench step $(PEERS) --json results/bench/step.json
 	$(BIN)/bbb bench small $(PEERS) --json results/bench/small.json
 	$(BIN)/bbb bench predict $(PEERS) --json results/bench/predict.json
@@ -50,9 +50,10 @@ bench: environment  ## Needs a quiet machine and about a quarter of an hour
 	$(BIN)/bbb bench networks $(PEERS) --json results/bench/networks.json
 	$(BIN)/bbb bench size --json results/bench/size.json
 	$(BIN)/bbb bench growth --json results/bench/growth.json
-	$(BIN)/bbb bench report $(foreach what,step small predict paths networks size growth,results/bench/$(what)*.json) --out docs/benchmarks.md
+	$(BIN)/bbb bench bandit $(PEERS) --seed 300 --json results/bench/bandits.json
+	$(BIN)/bbb bench report $(foreach what,step small predict paths networks size growth bandits,results/bench/$(what)*.json) --out docs/benchmarks.md
 
-bench-peers: environment  ## The same beside other libraries, in about an hour
+bench-peers: environment  ## The same beside other libraries, in some hours
 	$(PIP) install -c constraints.txt -e ".[peers]"
 	$(MAKE) bench PEERS=--peers
 

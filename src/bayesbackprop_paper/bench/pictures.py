@@ -1,10 +1,12 @@
-"""Pictures of what was measured: ratios as bars, and curves with the least that the machine could take."""
+"""Pictures of what was measured: ratios as bars, curves with the least that the machine could take, and regrets."""
 
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bayesbackprop_paper.bench import regrets
+from bayesbackprop_paper.bench.bandits import OURS
 from bayesbackprop_paper.bench.report import Picture, Row, by_table, figure
 from bayesbackprop_paper.experiments.figures import STYLE, finish, panels, start
 
@@ -115,3 +117,41 @@ def _curves(rows: Sequence[Row], folder: Path, name: str) -> Picture:
     right.legend(frameon=False, fontsize="small")
     finish(drawing, left, folder / name, suffixes=["png"])
     return Picture(f"{rows[0].table}: over {_AXES[axis]}", f"{folder.name}/{name}.png")
+
+
+def dots(comparison: regrets.Comparison, folder: Path, name: str) -> Picture:
+    """A panel for each environment: a dot for each seed and a line at the mean, by agent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environments = list(comparison.by_environment())
+    agents = list(dict.fromkeys(row.agent for row in comparison.rows))
+    drawing, every = panels("", "", -(-len(environments) // 2), 2)
+    drawing.set_size_inches(10, (_LINE * len(agents) + 0.6) * len(every) + _AROUND)
+    for number, axes in enumerate(every.flat):
+        axes.set_visible(number < len(environments))
+    for (environment, rows), axes in zip(environments, every.flat, strict=False):
+        best = regrets.best_of(rows)
+        if best is not None and best.mean > 0:
+            axes.axvspan(best.mean, regrets.NEAR * best.mean, color="black", alpha=0.12, lw=0)
+        for row in rows:
+            place, colour = agents.index(row.agent), _COLOURS["ours" if row.agent in OURS else "others"]
+            filled = colour if row.is_whole else "none"
+            axes.scatter(
+                row.regrets, [place] * len(row.regrets), s=14, alpha=0.55, edgecolors=colour, facecolors=filled
+            )
+            axes.plot([row.mean] * 2, [place - 0.38, place + 0.38], color=colour, linewidth=2)
+        if min(regret for row in rows for regret in row.regrets) > 0:
+            axes.set_xscale("log")
+            _number(axes.xaxis)
+        axes.set_title(environment, fontsize="medium", loc="left")
+        axes.set_yticks(range(len(agents)), agents, fontsize="x-small")
+        axes.set_ylim(len(agents) - 0.4, -0.6)
+        axes.tick_params(axis="x", labelsize="x-small")
+        axes.tick_params(axis="y", length=0)
+        axes.set_axisbelow(True)
+    for kind in ("ours", "others"):
+        every.flat[0].scatter([], [], s=14, color=_COLOURS[kind], label=_LABELS[kind])
+    drawing.supxlabel(f"regret after {comparison.rows[0].steps:,} steps", fontsize="medium")
+    finish(drawing, drawing, folder / name, suffixes=["png"], loc="outside upper right", ncols=2)
+    near = f"up to {regrets.NEAR - 1:.0%} more than the best"
+    caption = f"Regret by agent: a dot for each seed, hollow if not all runs ended; lines: means; grey: {near}"
+    return Picture(caption, f"{folder.name}/{name}.png")

@@ -277,8 +277,8 @@ class Picture(NamedTuple):
     file: str
 
 
-def page(runs: Iterable[tuple[Sequence[Row], Sequence[Picture]]]) -> str:
-    """The page of the documentation: Markdown, made from the rows of some runs and pictures of them."""
+def page(sections: Iterable[str]) -> str:
+    """The page of the documentation: Markdown, with a section for each run."""
     parts = [
         "# Benchmarks",
         "Written by `bbb bench report` from the files in `results/bench`; `make bench` measures anew, "
@@ -287,19 +287,25 @@ def page(runs: Iterable[tuple[Sequence[Row], Sequence[Picture]]]) -> str:
         "`backward` and the optimiser, which is `torch.optim.SGD` where nothing else is said. Each library has its own "
         "prior and cost, in the column *how*; the paper's are a scale mixture and the sampled cost.",
     ]
-    return "\n\n".join([*parts, *(_section(rows, pictures) for rows, pictures in runs)]) + "\n"
+    return "\n\n".join([*parts, *sections]) + "\n"
 
 
-def _section(rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
-    section = _SECTIONS[rows[0].run.what]
-    parts = [f"## {section.title}", *filter(None, [section.text]), f"`{rows[0].run.command}`", *_about(rows)]
+def section(rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
+    """The section of the page on the rows of a run, with pictures of them."""
+    about = _SECTIONS[rows[0].run.what]
+    parts = [f"## {about.title}", *filter(None, [about.text]), f"`{rows[0].run.command}`", *_about(rows)]
     parts += [f"![{picture.caption}]({picture.file})" for picture in pictures]
     for title, group in by_table(rows):
         columns = _columns(group)
-        head = [[column.title for column in columns], ["--:" if column.numbers else "---" for column in columns]]
-        lines = [*head, *([column.cell(row) or "" for column in columns] for row in group)]
-        parts += [f"### {title}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+        cells = ([column.cell(row) or "" for column in columns] for row in group)
+        parts += [f"### {title}", markdown([(column.title, column.numbers) for column in columns], cells)]
     return "\n\n".join(parts)
+
+
+def markdown(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> str:
+    """A table of columns, each with its title and whether it holds numbers."""
+    head = [[title for title, _ in columns], ["--:" if numbers else "---" for _, numbers in columns]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [*head, *rows])
 
 
 def _about(rows: Sequence[Row]) -> list[str]:

@@ -1,38 +1,35 @@
 """``bbb bench``."""
 
-import importlib.util
-import json as jsons
-import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import rich.console
 import rich.progress
-import rich.table
 import torch
 import typer
 
 from bayesbackprop._errors import invalid
 from bayesbackprop._files import write_atomically
-from bayesbackprop_paper.bench import bandits, cases, pictures
+from bayesbackprop_paper.bench import bandits, cases, pictures, regrets
 from bayesbackprop_paper.bench import growth as growth_case
 from bayesbackprop_paper.bench import networks as networks_case
 from bayesbackprop_paper.bench import paths as paths_case
 from bayesbackprop_paper.bench import size as size_case
 from bayesbackprop_paper.bench.measuring import Config
 from bayesbackprop_paper.bench.peers import PEERS
-from bayesbackprop_paper.bench.report import Row, page, read_json, terminal, this_run, write_json
+from bayesbackprop_paper.bench.report import Row, page, read_json, section, terminal, this_run, write_json
+from bayesbackprop_paper.experiments.bandit import ENVIRONMENTS
 
 # Of tables that go to a file or a pipe.
 _WIDTH = 120
 
 _UNITS = [400, 1200, 2400]
 _IMAGES = [1, 128, 1000]
-_ENVIRONMENTS = list(bandits.ENVIRONMENTS_OF_PEERS)
+_ENVIRONMENTS = list(bandits.COMPARED)
 
 app = typer.Typer(help="Measure speed against plain PyTorch and other libraries.", no_args_is_help=True)
 
@@ -207,33 +204,50 @@ def growth(
 def bandit(
     peers: Peers = False,
     json: Json = None,
-    environments: Annotated[list[str], typer.Option("--environment", help="May be repeated.")] = _ENVIRONMENTS,
+    environments: Annotated[
+        list[str], typer.Option("--environment", help=f"Of {', '.join(ENVIRONMENTS)}; may be repeated.")
+    ] = _ENVIRONMENTS,
+    agents: Annotated[
+        list[str], typer.Option("--agent", help="Only this one, of ours or of a library; may be repeated.")
+    ] = [],  # noqa: B006
     steps: Annotated[int, typer.Option(min=1, help="Interactions of each agent.")] = 2000,
-    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each, for the neural agent.")] = 4,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each agent.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each agent.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first run.")] = 0,
+    limit: Annotated[float, typer.Option(min=0.1, help="Seconds of a core after which a run is stopped.")] = 300.0,
+    runs: Annotated[
+        Path, typer.Option(file_okay=False, help="For a line of each run; those that have one are not run again.")
+    ] = Path("runs"),
+    cores: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
 ) -> None:
-    """Agents in contextual bandits: what they lose, and how long they take, on one core.
+    """Agents in contextual bandits, with their defaults: what they lose, and how long they take, on one core each.
+
+    Runs of an agent that has changed since are not noticed: choose another folder for them.
 
     Example: `bbb bench bandit --environment mushroom --peers`
     """
-    console = rich.console.Console(stderr=True)
-    installed = [name for name in bandits.PEERS if peers and importlib.util.find_spec(name)]
-    for name in bandits.PEERS if peers else ():
-        if name not in installed:
-            _say_missing(console, name)
-    chosen = " ".join(f"--environment {name}" for name in environments)
-    command = f"bbb bench bandit {chosen} --steps {steps} --updates {updates} --seeds {seeds}"
-    run = this_run("bandit", command + (" --peers" if peers else ""), 1, seeds, 0, installed)
-    with console.status("") as status:
-        rows = bandits.compare(environments, installed, steps, updates, seeds, status.update)
+    chosen = list(agents) or [*bandits.OURS, *(bandits.PEERS if peers else ())]
+    for parameter, names, known in (("environment", environments, ENVIRONMENTS), ("agent", chosen, bandits.AGENTS)):
+        for name in names:
+            if name not in known:
+                raise invalid(parameter, "bbb bench bandit", f"one of {', '.join(known)}", name)
+    console, folder = rich.console.Console(stderr=True), runs / "bandits"
+    for package in dict.fromkeys(bandits.AGENTS[name].package for name in chosen):
+        if not bandits.is_installed(package):
+            _say_missing(console, package)
+    here = [name for name in chosen if bandits.is_installed(bandits.AGENTS[name].package)]
+    numbers = range(seed, seed + seeds)
+    bandits.run_all(bandits.jobs_of(environments, here, numbers, steps, limit), folder, cores)
+    # Runs of a library that is not installed here may have been made elsewhere.
+    found = [each for each in bandits.read(folder) if each.seed in numbers]
+    rows = regrets.rows_of(found, environments, chosen, steps)
+    options = [f"--environment {name}" for name in environments if environments != _ENVIRONMENTS]
+    options += [f"--agent '{name}'" for name in agents]
+    options += [f"--steps {steps} --seed {seed} --seeds {seeds} --limit {limit:g}", *(["--peers"] if peers else [])]
+    run = this_run("bandit", " ".join(["bbb bench bandit", *options]), 1, seeds, seed)
+    comparison = regrets.Comparison(replace(run, versions={**run.versions, **regrets.versions(rows)}), rows)
     if json is not None:
-        text = jsons.dumps({"run": asdict(run), "rows": [asdict(row) for row in rows]}, indent=1)
-        write_atomically(json, text.encode())
-    table = rich.table.Table("environment", "agent", "regret", "seconds a run", title=f"{steps} steps, {seeds} seeds")
-    for row in rows:
-        spread = "" if math.isnan(row.spread) else f" ± {row.spread:.0f}"
-        table.add_row(row.environment, row.agent, f"{row.regret:.0f}{spread}", f"{row.seconds:.1f}")
-    rich.console.Console().print(table)
+        regrets.write_json(comparison, json)
+    _print(regrets.terminal(comparison))
 
 
 @app.command()
@@ -248,9 +262,15 @@ def report(
     names = [file.stem for file in files]
     if len(set(names)) < len(names):
         raise invalid("files", "bbb bench report", "files of different names, which their pictures have", names)
-    runs = dict(zip(names, map(read_json, files), strict=True))
-    drawn = {name: pictures.draw(rows, out.with_suffix(""), name) for name, rows in runs.items()}
-    write_atomically(out, page((rows, drawn[name]) for name, rows in runs.items()).encode())
+    runs = {name: regrets.read_json(file) or read_json(file) for name, file in zip(names, files, strict=True)}
+    sections = [_section(found, out.with_suffix(""), name) for name, found in runs.items()]
+    write_atomically(out, page(sections).encode())
+
+
+def _section(found: regrets.Comparison | list[Row], folder: Path, name: str) -> str:
+    if isinstance(found, regrets.Comparison):
+        return regrets.section(found, [pictures.dots(found, folder, name)])
+    return section(found, pictures.draw(found, folder, name))
 
 
 @contextmanager
@@ -294,9 +314,13 @@ def _say_missing(console: rich.console.Console, distribution: str) -> None:
 
 
 def _show(rows: list[Row], json: Path | None) -> None:
+    _print(terminal(rows))
+    if json is not None:
+        write_json(rows, json)
+
+
+def _print(tables: rich.console.Group) -> None:
     console = rich.console.Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    console.print(terminal(rows))
-    if json is not None:
-        write_json(rows, json)
+    console.print(tables)

@@ -165,8 +165,8 @@ class Table(NamedTuple):
 
 
 def tables(results: Path) -> list[Table]:
-    """Tables 1 and 2 and that of the bandits beside other libraries, as far as they have been run."""
-    return [*_table1(results), *_table2(results), *_peers(results)]
+    """Tables 1 and 2, as far as they have been run."""
+    return [*_table1(results), *_table2(results)]
 
 
 def _table1(results: Path) -> list[Table]:
@@ -190,25 +190,6 @@ def _table1(results: Path) -> list[Table]:
     text = [about, table1.difference(found), *_times(made), *_versions(made)]
     columns = ["method", "epochs", *(column for units in sizes for column in (f"2x{units}", "paper"))]
     return [Table("table1", "Table 1: MNIST", text, columns, rows, _commands(made))]
-
-
-def _peers(results: Path) -> list[Table]:
-    path = results / "bench" / "bandit.json"
-    if not path.exists():
-        return []
-    found = json.loads(path.read_text())
-    rows = [
-        [row["environment"], row["agent"], f"{row['regret']:.0f} ± {row['spread']:.0f}", f"{row['seconds']:.1f}"]
-        for row in found["rows"]
-    ]
-    first = found["rows"][0]
-    text = [
-        f"Cumulative regret after {first['steps']:,} steps, mean and standard deviation over "
-        f"{_count(first['seeds'])}, all agents in the same order of contexts; bbb, linear and uniform are ours. Times "
-        "are of one core, in one run, with other programs running beside it."
-    ]
-    columns = ["environment", "agent", "regret", "seconds a run"]
-    return [Table("bandit", "Bandits beside other libraries", text, columns, rows, [found["run"]["command"]])]
 
 
 def _count(seeds: int) -> str:

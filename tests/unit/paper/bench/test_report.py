@@ -18,7 +18,7 @@ def test_a_row_that_was_left_out_survives_too_and_is_shown_with_its_reason(tmp_p
     ]
     report.write_json(rows, tmp_path / "rows.json")
     assert report.read_json(tmp_path / "rows.json") == rows
-    text = report.page([(rows, [report.Picture("what it shows", "page/rows.png")])])
+    text = report.page([report.section(rows, [report.Picture("what it shows", "page/rows.png")])])
     assert "### LSTM, batch 4\n\n| what | how | ms | middle half | to |" in text
     assert "| other | left out: it has no LSTM |  |  | plain |" in text
     assert "![what it shows](page/rows.png)" in text
@@ -33,7 +33,7 @@ def test_each_table_has_the_columns_that_say_something_about_it() -> None:
         replace(timed, table="second", limit=0.75, gigaflops=110.0, gigabytes=8.0),
         replace(timed, table="third", megabytes=300.0),
     ]
-    text = report.page([(rows, [])])
+    text = report.page([report.section(rows, [])])
     assert "### first\n\n| what | how | ms | middle half | memory |" in text
     assert "### second\n\n| what | how | ms | middle half | limit, ms |" in text
     assert "### third\n\n| what | how | ms | middle half | peak, MB |" in text

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from bayesbackprop._cli import app
-from bayesbackprop_paper.bench import bandits, report
+from bayesbackprop_paper.bench import bandits, regrets, report
 from bayesbackprop_paper.bench.contenders import SGD, Contender
 from bayesbackprop_paper.bench.measuring import Config
 from bayesbackprop_paper.bench.peers import Peer
@@ -170,15 +170,62 @@ def test_a_file_of_another_kind_changes_no_page(text: str, tmp_path: Path) -> No
     assert page.read_text() == "before"
 
 
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> list[bandits.Job]:
+    """Runs of bandits are made in this process; gives those that were asked for."""
+    asked: list[bandits.Job] = []
+
+    def run_all(jobs: list[bandits.Job], folder: Path, cores: int) -> None:
+        asked.extend(jobs)
+        for job in jobs:
+            bandits._record(job, folder)
+
+    monkeypatch.setattr(bandits, "run_all", run_all)
+    return asked
+
+
 def test_bandit_leaves_out_what_is_not_installed_and_writes_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: list[bandits.Job]
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    path = tmp_path / "bandit.json"
-    options = ["--environment", "wheel-0.9", "--steps", "5", "--updates", "1", "--seeds", "1", "--peers"]
-    result = CliRunner().invoke(app, ["bench", "bandit", *options, "--json", str(path)])
+    monkeypatch.setattr(bandits, "is_installed", lambda package: package == "bayesbackprop")
+    elsewhere = bandits.Found("wheel-0.9", "mabwiser LinUCB", 5, 6, 6, 3.0, 1.0, "9")
+    (tmp_path / "bandits").mkdir()
+    with monkeypatch.context() as context:
+        context.setattr(bandits, "run", lambda _: elsewhere)
+        bandits._record(bandits.Job("wheel-0.9", "mabwiser LinUCB", 5, 6, 60.0), tmp_path / "bandits")
+    path, page = tmp_path / "rows.json", tmp_path / "page.md"
+    options = ["--environment", "wheel-0.9", "--steps", "6", "--seeds", "2", "--seed", "5", "--peers"]
+    result = call("bandit", *options, "--runs", str(tmp_path), "--json", str(path))
     assert result.exit_code == 0, result.output
-    assert "mabwiser is not installed and left out" in result.output
-    written = json.loads(path.read_text())
-    assert written["run"]["command"].startswith("bbb bench bandit --environment wheel-0.9 --steps 5")
-    assert [row["agent"] for row in written["rows"]] == list(bandits.OURS)
+    assert "mabwiser is not installed and left out" in result.stderr
+    assert in_turn == bandits.jobs_of(["wheel-0.9"], list(bandits.OURS), [5, 6], 6, 300.0)
+    written = regrets.read_json(path)
+    assert written is not None
+    assert written.run.command == (
+        "bbb bench bandit --environment wheel-0.9 --steps 6 --seed 5 --seeds 2 --limit 300 --peers"
+    )
+    assert [(row.agent, row.seeds) for row in written.rows] == [
+        *((name, [5, 6]) for name in bandits.OURS),
+        ("mabwiser LinUCB", [5]),  # of which a run was made elsewhere
+    ]
+    assert written.run.versions["mabwiser"] == "9"
+    for row in written.rows:
+        assert f"{row.mean:.0f}" in result.stdout
+    result = call("report", str(path), "--out", str(page))
+    assert result.exit_code == 0, result.output
+    assert regrets.section(written, []).splitlines()[0] in page.read_text()
+    assert (tmp_path / "page" / "rows.png").exists()
+
+
+def test_bandit_runs_the_agents_that_it_is_told(tmp_path: Path, in_turn: list[bandits.Job]) -> None:
+    options = ["--agent", "Uniform", "--environment", "clicks", "--environment", "wheel-0.5", "--steps", "3"]
+    result = call("bandit", *options, "--seeds", "1", "--runs", str(tmp_path), "--limit", "7")
+    assert result.exit_code == 0, result.output
+    assert in_turn == bandits.jobs_of(["clicks", "wheel-0.5"], ["Uniform"], [0], 3, 7.0)
+
+
+@pytest.mark.parametrize("option", ["--agent", "--environment"])
+def test_bandit_refuses_names_that_it_does_not_know(option: str, tmp_path: Path) -> None:
+    result = call("bandit", option, "nobody", "--runs", str(tmp_path))
+    assert f"'{option[2:]}' parameter of bbb bench bandit must be one of" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
