@@ -34,7 +34,7 @@ def test_rows_are_made_of_the_runs_of_each_agent() -> None:
     rows = regrets.rows_of(found, ["clicks"], ["mabwiser LinUCB, tuned", "Uniform", "LinearThompson"], 50)
     shared: Any = ("7", 50, [3, 4], [47, 46], [30.0, 40.0], [3.0, 4.0], ["", "no"])
     assert rows == [
-        Row("clicks", "mabwiser LinUCB, tuned", *shared, "alpha=0.1", True),
+        Row("clicks", "mabwiser LinUCB, tuned", *shared, "alpha=0.25", True),
         Row("clicks", "Uniform", *shared),
     ]
     assert regrets.versions(rows) == {"mabwiser": "7", "bayesbackprop": "7"}
