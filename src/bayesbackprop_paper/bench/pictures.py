@@ -74,11 +74,11 @@ def _kind(row: Row) -> str:
     return "plain" if row.name.startswith(("plain", "sgd", "dropout", "passes")) else "others"
 
 
-def _number(axis: Any) -> None:
+def _number(axis: Any, digits: Sequence[float] = (1, 2, 5)) -> None:
     """Write the numbers of a logarithmic axis as they are: 0.5, 1, 20."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(LogLocator(subs=digits))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -141,7 +141,7 @@ def dots(comparison: regrets.Comparison, folder: Path, name: str) -> Picture:
             axes.plot([row.mean] * 2, [place - 0.38, place + 0.38], color=colour, linewidth=2)
         if min(regret for row in rows for regret in row.regrets) > 0:
             axes.set_xscale("log")
-            _number(axes.xaxis)
+            _number(axes.xaxis, (1, 1.5, 2, 3, 4, 5, 6, 8))
         axes.set_title(environment, fontsize="medium", loc="left")
         axes.set_yticks(range(len(agents)), agents, fontsize="x-small")
         axes.set_ylim(len(agents) - 0.4, -0.6)
