@@ -180,6 +180,8 @@ def _ratio(ours: Row | None, best: Row) -> str:
 
 def _conclusion(comparison: Comparison) -> str:
     """In how many environments ours is the best, or nearly so."""
+    if _ours(comparison.rows) is None:
+        return f"{OURS} was not run."
     counts, environments = [0, 0], list(comparison.by_environment())
     for _, rows in environments:
         ours = _ours(rows)

@@ -70,6 +70,7 @@ def test_what_did_not_come_to_its_end_is_said_with_what_it_reached() -> None:
     text = regrets.section(Comparison(RUN, [slow]), [])
     assert "| mabwiser LinTS | 6 | 1 | 6 | 7 | 3 | 6.67 | 2 of 3 stopped after 8 s; on average 30 steps |" in text
     assert "| clicks | not run | none took all steps |  |  | none took all steps |  |  |" in text
+    assert "\n\nThompsonSampling was not run.\n\n" in text
 
 
 COMPARISON = Comparison(
