@@ -1,8 +1,9 @@
 """Agents for contextual bandits (section 4 of the paper).
 
-``action = agent.act(context)``; when and if the reward is known, ``agent.observe(context, action, reward)``. Everything
-random is a pure function of the seed and of how often the agent has acted and observed: an agent that was saved and
-loaded goes on as if it had not been.
+``decision = agent.decide(context)``; when and if the reward is known, ``agent.reward(decision.id, reward)``. Or,
+without ids and probabilities, ``action = agent.act(context)`` and ``agent.observe(context, action, reward)``. All
+that is random is a pure function of the seed and of how often the agent has acted and observed: an agent that was saved
+and loaded goes on as if it had not been. Only the ids of decisions are new each time.
 
 An agent can be several: ``replicas`` independent ones of the same kind that act side by side in their own environments,
 as one batch of networks, which is how the experiments run their seeds.
@@ -14,29 +15,31 @@ and others decide between two updates.
 import copy
 import inspect
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._errors import (
-    Described,
-    check_count,
-    check_finite,
-    check_list,
-    check_positive,
-    check_seed,
-    invalid,
-)
+from bayesbackprop._errors import Described, check_count, check_list, check_positive, check_seed, invalid
 from bayesbackprop._files import check_counter, check_same, write
+from bayesbackprop.bandits._requests import (
+    checked_action,
+    checked_actions,
+    checked_contexts,
+    checked_features,
+    checked_masks,
+    checked_rewards,
+)
 from bayesbackprop.bandits._turns import Turns
-from bayesbackprop.bandits.environments import check_action
+from bayesbackprop.bandits.decisions import Beliefs, Decision, Explanation, Ledger, Requests, Waiting
+from bayesbackprop.bandits.learning import Learner
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.priors import Prior
 
@@ -46,10 +49,21 @@ _STRIDE = 1_000_003
 # What counts or is a sum of squares.
 _NEVER_NEGATIVE = ("actions", "began", "count", "errors", "exp_avg_sq", "is_number", "scale", "square", "step", "tries")
 
-# Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
-_LARGEST = 1e15
-# Of a number in a context, for the same reason.
-_LARGEST_FEATURE = 1e6
+# Requests that are explained at a time: others decide in between.
+_AT_A_TIME = 512
+
+# Arguments that files of older versions lack.
+_LATER: dict[str, Any] = {"most_waiting": 100_000, "expiry": None, "candidates": 100}
+
+_TURNS = ("_saves", "_rounds", "_turns")
+
+# What an agent keeps when it gets more actions.
+_KEPT = ("acted", "observed", "retired", "_decided", "_explored", "_joined", "_ledger", "_learner", *_TURNS)
+
+# What the tensors of decisions that wait are called in a file.
+WAITING = "waiting."
+
+Numbers = Tensor | Sequence[float]
 
 
 @dataclass(eq=False, repr=False)
@@ -61,6 +75,13 @@ class Agent(ABC):
         actions: How many there are.
         replicas: How many independent agents; above 1, use :meth:`act_all` and :meth:`observe_all`.
         seed: Of everything random.
+        most_waiting: How many decisions may wait for their reward; the oldest is forgotten for one more.
+        expiry: Seconds after which a decision is forgotten; None for never.
+
+    Attributes:
+        acted: How many decisions were made.
+        observed: How many rewards were learnt.
+        retired: Actions that are no longer taken.
     """
 
     features: int
@@ -68,29 +89,145 @@ class Agent(ABC):
     _: KW_ONLY
     replicas: int = 1
     seed: int = 0
+    most_waiting: int = 100_000
+    expiry: float | None = None
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
         sizes = check_count(owner, features=self.features, actions=self.actions, replicas=self.replicas)
-        vars(self).update({**sizes, **check_seed(owner, seed=self.seed)})
+        sizes |= check_count(owner, most_waiting=self.most_waiting)
+        expiry = {} if self.expiry is None else check_positive(owner, expiry=self.expiry)
+        vars(self).update({**sizes, **expiry, **check_seed(owner, seed=self.seed)})
         self.acted = self.observed = 0
+        self.retired: tuple[int, ...] = ()
+        # How much had been observed when each action was added.
+        self._joined = [0] * self.actions
+        # Of all decisions with an id, and those of them in which another action than the best was taken.
+        self._decided = self._explored = 0
+        self._ledger = Ledger(self.most_waiting, self.expiry)
+        self._learner: Learner | None = None
         self._set_turns()
 
     def _set_turns(self) -> None:
         # Whoever needs several takes them in this order: a save, a round of learning, an update or a decision.
         self._saves, self._rounds, self._turns = Turns(), Turns(), Turns()
 
-    def act(self, context: Tensor | Sequence[float]) -> int:
+    # --- decisions with an id ----------------------------------------------------------------------------------------
+
+    def decide(self, context: Numbers, mask: Any = None, features: Any = None) -> Decision:
+        """Choose an action in ``context``, with its probability, and remember the decision until its reward comes.
+
+        Args:
+            context: ``[features]``.
+            mask: Whether each action may be taken, ``[actions]``; None for all. Retired ones never are.
+            features: Numbers that describe each action in this request, ``[actions, numbers]``, in place of the
+                agent's ``action_features``.
+
+        Examples:
+            >>> agent = Uniform(features=2, actions=3)
+            >>> decision = agent.decide([0.5, 1.0], mask=[True, False, True])
+            >>> decision.probabilities
+            (0.5, 0.0, 0.5)
+            >>> agent.reward(decision.id, 1.0)
+            >>> agent.observed, agent.waiting
+            (1, 0)
+        """
+        one = None if mask is None else [mask], None if features is None else [features]
+        return self._decide("decide", [context], *one)[0]
+
+    def decide_many(self, contexts: Any, masks: Any = None, features: Any = None) -> list[Decision]:
+        """A decision in each of ``contexts``, ``[B, features]``; ``masks`` and ``features`` have a row for each."""
+        return self._decide("decide_many", contexts, masks, features)
+
+    def _decide(self, method: str, contexts: Any, masks: Any, features: Any) -> list[Decision]:
+        requests = self._requests(method, contexts, masks, features)
+        with self._turns:
+            random = self._decision_random()
+            explanations = self._explain(requests, random)
+            decisions = [Decision.of(each, random.random()) for each in explanations]
+            taken = [each.action for each in decisions]
+            codes = None if requests.codes is None else requests.codes[range(len(taken)), taken]
+            learnt, now = self._with_codes(requests.contexts, taken, codes), time.time()
+            self._ledger.put({d.id: Waiting(row, d.action, now) for d, row in zip(decisions, learnt, strict=True)})
+            self.acted += len(decisions)
+            self._decided += len(decisions)
+            self._explored += sum(each.explored for each in decisions)
+        return decisions
+
+    def explain(self, context: Numbers, mask: Any = None, features: Any = None) -> Explanation:
+        """How :meth:`decide` would choose, and why: probabilities, means and spreads of all actions.
+
+        Nothing changes: the next decision has these very probabilities, if nothing is learnt before.
+        """
+        one = None if mask is None else [mask], None if features is None else [features]
+        return self.explain_many([context], *one)[0]
+
+    def explain_many(self, contexts: Any, masks: Any = None, features: Any = None) -> list[Explanation]:
+        """:meth:`explain` for each of ``contexts``, ``[B, features]``."""
+        requests = self._requests("explain", contexts, masks, features)
+        with self._turns:
+            return self._explain(requests, self._decision_random())
+
+    def _explain(self, requests: Requests, random: np.random.Generator) -> list[Explanation]:
+        found: list[Explanation] = []
+        for start in range(0, len(requests.contexts), _AT_A_TIME):
+            if start:
+                self._turns.give_way()
+            some = requests.part(start, start + _AT_A_TIME)
+            found += Explanation.of(self._believe(some, random), some.allowed)
+        return found
+
+    def reward(self, id: str, reward: float) -> None:
+        """Learn the reward of the decision with this id: once, at any time, in any order."""
+        self._reward("reward", [id], [reward])
+
+    def reward_many(self, ids: Sequence[str], rewards: Sequence[float] | Tensor) -> None:
+        """Learn the reward of each of these decisions; if one is refused, all are."""
+        self._reward("reward_many", check_list(f"{type(self).__name__}.reward_many", ids=ids), rewards)
+
+    def _reward(self, method: str, ids: Sequence[Any], rewards: Any) -> None:
+        owner = self._check_alone(method)
+        gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(ids))
+        self._check_rewards(owner, gains)
+        left = list(self._ledger.take(owner, ids).items())
+        try:
+            for gain in gains:
+                each, entry = left.pop(0)
+                self._take_in(entry.context[None], torch.tensor([entry.action]), gain[None], each)
+        finally:  # in vain, if one could not be learnt
+            for each, _ in left:
+                self._ledger.give_back(each)
+
+    @property
+    def waiting(self) -> int:
+        """How many decisions wait for their reward."""
+        return len(self._ledger)
+
+    @property
+    def exploration_rate(self) -> float:
+        """How often a decision with an id took another action than the one of the highest mean, as a fraction."""
+        return self._explored / self._decided if self._decided else 0.0
+
+    # --- actions alone -----------------------------------------------------------------------------------------------
+
+    def act(self, context: Numbers) -> int:
         """The action to take in ``context``, ``[features]``."""
         self._check_alone("act")
         return self.act_all([context])[0]
 
-    def observe(self, context: Tensor | Sequence[float], action: int, reward: float) -> None:
-        """Learn that ``action`` in ``context`` gave ``reward``: at once or later, in any order; or never."""
-        self._check_alone("observe")
-        self.observe_all([context], [action], [reward])
+    def observe(self, context: Numbers, action: int, reward: float, features: Any = None) -> None:
+        """Learn that ``action`` in ``context`` gave ``reward``: at once or later, in any order; or never.
 
-    def act_all(self, contexts: Tensor | Sequence[Any]) -> list[int]:
+        Args:
+            context: ``[features]``.
+            action: What was done, whoever decided it.
+            reward: What came of it.
+            features: As :meth:`decide` was given them, or those of the action alone, ``[numbers]``.
+        """
+        self._check_alone("observe")
+        self._observe([context], [action], [reward], None if features is None else [features])
+
+    def act_all(self, contexts: Any) -> list[int]:
         """The action of each replica in its context, ``[replicas, features]``."""
         xs = self._check_contexts(contexts)
         with self._turns:
@@ -98,60 +235,251 @@ class Agent(ABC):
             self.acted += 1
         return chosen
 
-    def observe_all(
-        self, contexts: Tensor | Sequence[Any], actions: Sequence[int], rewards: Sequence[float] | Tensor
-    ) -> None:
+    def observe_all(self, contexts: Any, actions: Sequence[int], rewards: Sequence[float] | Tensor) -> None:
         """Learn the reward of each replica."""
+        self._observe(contexts, actions, rewards, None)
+
+    def _observe(self, contexts: Any, actions: Any, rewards: Any, features: Any) -> None:
         xs, owner = self._check_contexts(contexts), type(self).__name__
         check_list(owner, actions=actions)
         check_list(owner, rewards=rewards)
         if len(actions) != self.replicas or len(rewards) != self.replicas:
             got = Described(f"{len(actions)} actions and {len(rewards)} rewards")
             raise invalid("actions", owner, f"one, with one reward, for each of {self.replicas}", got)
-        for action in actions:
-            check_action(owner, action, self.actions)
-        gains = as_numbers(rewards, torch.float64)
-        if gains.shape != (self.replicas,) or not bool((gains.abs() <= _LARGEST).all()):
-            constraint = f"a number in [-{_LARGEST:g}, {_LARGEST:g}]; leave out what is not known"
-            raise invalid("reward", owner, constraint, rewards if self.replicas > 1 else rewards[0])
+        taken = torch.tensor([checked_action(owner, action, self.actions) for action in actions])
+        gains = checked_rewards(owner, rewards, self.replicas)
+        self._check_rewards(owner, gains)
+        codes = checked_features(owner, features, taken, self.actions, self._numbers)
+        self._take_in(self._with_codes(xs, taken, codes), taken, gains)
+
+    def _take_in(self, contexts: Tensor, actions: Tensor, rewards: Tensor, which: str | None = None) -> None:
+        """Learn one observation of each replica, now or in the thread that learns; of a decision its id."""
+        learner = self._learner
+        if learner is None or not learner.give(contexts, actions, rewards, which):
+            self._learn_now(contexts, actions, rewards, which)
+
+    def _learn_now(self, contexts: Tensor, actions: Tensor, rewards: Tensor, which: str | None) -> None:
+        try:
+            with self._rounds, self._turns:
+                self._learn(contexts, actions, rewards)
+                self.observed += 1
+                if which is not None:
+                    self._ledger.learnt(which)
+        except BaseException:
+            if which is not None:
+                self._ledger.give_back(which)
+            raise
+
+    def warm_start(self, contexts: Any, actions: Any, rewards: Any, features: Any = None) -> None:
+        """Learn from a log in one call, much faster than one observation after the other.
+
+        Args:
+            contexts: ``[B, features]``, the oldest first.
+            actions: What was done in each, ``[B]``.
+            rewards: What came of it, ``[B]``.
+            features: Those of each request, ``[B, actions, numbers]``, or of each action taken, ``[B, numbers]``.
+
+        Examples:
+            >>> agent = Uniform(features=2, actions=3)
+            >>> agent.warm_start(torch.zeros(5, 2), actions=[0, 1, 2, 1, 1], rewards=[1.0, 0.0, 0.0, 1.0, 0.0])
+            >>> agent.observed
+            5
+        """
+        owner = self._check_alone("warm_start")
+        xs = checked_contexts(owner, contexts, self.features)
+        taken = checked_actions(owner, actions, self.actions)
+        gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(rewards))
+        if not len(xs) or not len(xs) == len(taken) == len(gains):
+            got = Described(f"{len(xs)} contexts, {len(taken)} actions and {len(gains)} rewards")
+            raise invalid("contexts", owner, "one for each action and reward, and at least one", got)
+        self._check_rewards(owner, gains)
+        codes = checked_features(owner, features, taken, self.actions, self._numbers)
+        self.settle()
         with self._rounds, self._turns:
-            self._learn(xs, torch.tensor([int(action) for action in actions]), gains)
-            self.observed += 1
+            self._learn_many(self._with_codes(xs, taken, codes), taken, gains)
+            self.observed += len(gains)
+
+    # --- arms --------------------------------------------------------------------------------------------------------
+
+    def add_arms(self, count: int = 1, features: Any = None) -> list[int]:
+        """Add actions; what was learnt of the others, and their numbers, stay.
+
+        A new action begins as in a new agent of that many actions with the same seed.
+
+        Args:
+            count: How many.
+            features: Numbers that describe each of them, ``[count, numbers]``, if the agent has ``action_features``.
+
+        Returns:
+            Their numbers.
+
+        Examples:
+            >>> agent = Uniform(features=2, actions=3)
+            >>> agent.add_arms(2)
+            [3, 4]
+            >>> agent.retire(0)
+            >>> agent.explain([0.0, 1.0]).probabilities
+            (0.0, 0.25, 0.25, 0.25, 0.25)
+        """
+        owner = self._check_alone("add_arms")
+        count = check_count(owner, count=count)["count"]
+        self.settle()
+        with self._rounds, self._turns:
+            larger = {"actions": self.actions + count, **self._more_codes(owner, count, features)}
+            grown = type(self)(**{**self._arguments(), **larger})
+            own = self._tensors()
+            for name, tensor in grown._tensors().items():
+                _copy_into(tensor.detach(), own[name], self._blocks(name))
+            added = list(range(self.actions, grown.actions))
+            vars(grown).update({name: vars(self)[name] for name in _KEPT})
+            vars(self).update(vars(grown))
+            self._joined = [*self._joined, *[self.observed] * count]
+        return added
+
+    def retire(self, action: int) -> None:
+        """Never take ``action`` again. Rewards of it can still be learnt, and the others keep their numbers."""
+        owner = self._check_alone("retire")
+        action = checked_action(owner, action, self.actions)
+        with self._turns:
+            if self._left() == [action]:
+                raise invalid("action", owner, "one of several that are left", action)
+            self.retired = tuple(sorted({*self.retired, action}))
+
+    # --- learning off the path of decisions --------------------------------------------------------------------------
+
+    @contextmanager
+    def learning(self, behind: int = 10_000) -> Iterator[Self]:
+        """Within it a thread of its own learns; :meth:`reward` and :meth:`observe` return at once.
+
+        Leaving it waits until all is learnt. What was given is learnt in that order, exactly as without the thread. If
+        the thread cannot learn an observation, the next call of the agent says so, and a decision waits again.
+
+        Args:
+            behind: How many observations may wait to be learnt; with more, whoever gives one waits.
+
+        Examples:
+            >>> agent = Uniform(features=2, actions=3)
+            >>> with agent.learning():
+            ...     agent.observe([0.0, 1.0], action=2, reward=1.0)
+            >>> agent.observed
+            1
+        """
+        behind = check_count(self._check_alone("learning"), behind=behind)["behind"]
+        with self._turns:
+            if self._learner is not None:
+                raise RuntimeError("A thread learns for this agent already.")
+            learner = self._learner = Learner(self._learn_now, behind)
+        try:
+            yield self
+        finally:
+            try:
+                learner.end()
+            finally:
+                self._learner = None
+
+    def settle(self) -> None:
+        """Wait until all that was given to the thread of :meth:`learning` is learnt; else there is nothing to do."""
+        if self._learner is not None:
+            self._learner.settle()
+
+    def _check_learner(self) -> None:
+        if self._learner is not None:
+            self._learner.check()
+
+    # --- what the kinds of agents do ---------------------------------------------------------------------------------
 
     @abstractmethod
     def _choose(self, contexts: Tensor) -> list[int]:
         """The actions in ``contexts``, ``[replicas, features]``; what :meth:`tensors` says stays as it is."""
 
+    def _believe(self, requests: Requests, random: np.random.Generator) -> Beliefs:
+        """How an agent alone chooses in each of ``requests``, and what it expects; all noise is from ``random``.
+
+        An agent of the user's own that has no probabilities can do without: it acts and observes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no probabilities of its actions: use act and observe.")
+
     @abstractmethod
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Take in one observation of each replica; ``self._turns.give_way()`` lets other threads decide meanwhile."""
+
+    def _learn_many(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Take in many observations of an agent alone, the oldest first."""
+        before = self.observed
+        for number in range(len(actions)):
+            one = slice(number, number + 1)
+            self._learn(contexts[one], actions[one], rewards[one])
+            self.observed += 1
+            self._turns.give_way()
+        self.observed = before
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
         """All that changes, by name: the agent's own tensors, not copies."""
 
+    @property
+    def _numbers(self) -> int | None:
+        """How many numbers describe an action in a request; None if none do."""
+        return None
+
+    def _with_codes(self, contexts: Tensor, actions: Tensor | list[int], codes: Tensor | None) -> Tensor:  # noqa: ARG002
+        """What is to be learnt of ``contexts``: with the numbers of the actions taken, where requests have them."""
+        return contexts
+
+    def _more_codes(self, owner: str, count: int, features: Any) -> dict[str, Any]:  # noqa: ARG002
+        """The argument with the numbers of the actions, and of ``count`` new ones."""
+        if features is not None:
+            raise invalid("features", owner, "None, unless the agent has action_features", features)
+        return {}
+
+    def _blocks(self, name: str) -> int:  # noqa: ARG002
+        """In how many blocks the dimension of a tensor by actions has them."""
+        return 1
+
+    def _check_rewards(self, owner: str, rewards: Tensor) -> None:  # noqa: B027
+        """Refuse, before anything has changed, rewards that the agent cannot learn."""
+
+    def _best(self, values: Tensor) -> list[int]:
+        """The actions of the highest values, ``[replicas, actions]``, among those not retired."""
+        if self.retired:
+            values = values.index_fill(-1, torch.tensor(self.retired), -torch.inf)
+        return values.argmax(-1).tolist()
+
+    def _left(self) -> list[int]:
+        """The actions that are not retired."""
+        return [action for action in range(self.actions) if action not in self.retired]
+
     def tensors(self) -> dict[str, Tensor]:
         """All that changes, by name, to be written: copies, as of a moment between two rounds of learning."""
         return self._snapshot()[0]
 
-    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What :meth:`tensors` and :meth:`described` say, of the same moment."""
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
+        """What :meth:`tensors`, :meth:`described` and the ledger say, of one moment: all given before is learnt."""
+        self.settle()
         with self._rounds:  # others may decide meanwhile, which changes no tensor
-            return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}, self.described()
+            tensors = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+            return tensors, self.described(), self._ledger.tensors()
 
     def described(self) -> dict[str, Any]:
         """The arguments that make an agent like this one, as far as JSON can say them, and how far it is."""
-        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {
-            "arguments": {name: _described(value) for name, value in values.items()},
+            "arguments": {name: _described(value) for name, value in self._arguments().items()},
             "acted": self.acted,
             "observed": self.observed,
+            "decided": self._decided,
+            "explored": self._explored,
+            "retired": list(self.retired),
+            "joined": list(self._joined),
         }
+
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that the agent is and knows to ``path``, atomically."""
         with self._saves:  # so that of several saves to one path the newest stays
-            tensors, described = self._snapshot()
+            tensors, described, waiting = self._snapshot()
+            tensors |= {f"{WAITING}{name}": tensor for name, tensor in waiting.items()}
             check_same(f"{type(self).__name__}.save", tensors, tensors)
             write(path, "agent", tensors, {"agent": type(self).__name__, **described})
 
@@ -180,46 +508,76 @@ class Agent(ABC):
             value.detach().copy_(tensors[name])
         self.acted, self.observed = acted, observed
 
+    def restore_decisions(self, waiting: dict[str, Tensor], counts: Mapping[str, Any]) -> None:
+        """Become the agent that also had these decisions waiting and counts as :meth:`described` says them."""
+        decided, explored = (check_counter(name, counts.get(name, 0)) for name in ("decided", "explored"))
+        retired = [check_counter("retired", action) for action in counts.get("retired", [])]
+        joined = [check_counter("joined", number) for number in counts.get("joined", self._joined)]
+        if explored > decided or (retired and max(retired) >= self.actions) or len(set(retired)) >= self.actions:
+            raise ValueError(f"{explored} of {decided} decisions, {retired!r:.80} retired")
+        if len(joined) != self.actions or max(joined) > self.observed:
+            raise ValueError(f"actions that joined at {joined!r:.80}")
+        self._ledger.restore(waiting, self.features + (self._numbers or 0), self.actions)
+        self._decided, self._explored = decided, explored
+        self.retired, self._joined = tuple(retired), joined
+
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of all but the locks, as of a moment between two rounds of learning."""
+        """A copy of all but the locks and the thread, as of a moment between two rounds of learning."""
+        self.settle()
         with self._rounds, self._turns:  # a decision exchanges weights of the network for drawn ones
-            state = {name: value for name, value in self.__dict__.items() if not isinstance(value, Turns)}
+            state = {name: value for name, value in self.__dict__.items() if not isinstance(value, Turns | Learner)}
             return copy.deepcopy(state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._learner = None
         self._set_turns()
 
     def _random(self, count: int) -> torch.Generator:
         """Decisions have even numbers, observations odd ones."""
         return torch.Generator().manual_seed(((self.seed + 1) * _STRIDE**2 + count) % 2**64)
 
-    def _check_alone(self, name: str) -> None:
-        if self.replicas > 1:
-            raise ValueError(f"This agent is {self.replicas} replicas: use {name}_all.")
+    def _decision_random(self) -> np.random.Generator:
+        """Of the next decision with an id, or of those that are explained before something is learnt."""
+        return np.random.default_rng((self.seed, self.acted, self.observed))
 
-    def _check_contexts(self, contexts: Tensor | Sequence[Any]) -> Tensor:
+    def _check_alone(self, method: str) -> str:
+        """Refuse replicas, which have methods of their own; the name of the method for errors."""
+        self._check_learner()
+        if self.replicas > 1:
+            use = f"{method}_all" if method in ("act", "observe") else "act_all and observe_all"
+            raise ValueError(f"This agent is {self.replicas} replicas: use {use}.")
+        return f"{type(self).__name__}.{method}"
+
+    def _requests(self, method: str, contexts: Any, masks: Any, features: Any) -> Requests:
+        owner = self._check_alone(method)
+        xs = checked_contexts(owner, contexts, self.features)
+        if not len(xs):
+            raise invalid("contexts", owner, "at least one", Described("none"))
+        every = torch.arange(self.actions).expand(len(xs), -1) if features is not None else None
+        codes = checked_features(owner, features, every, self.actions, self._numbers)
+        return Requests(xs, checked_masks(owner, masks, len(xs), self.actions, self.retired), codes)
+
+    def _check_contexts(self, contexts: Any) -> Tensor:
         owner = type(self).__name__
-        rows = [as_numbers(context, torch.float32) for context in check_list(owner, contexts=contexts)]
-        for context, row in zip(contexts, rows, strict=True):
-            if row.shape != (self.features,):
-                raise invalid("context", owner, f"a vector of {self.features} numbers", context)
-            check_finite("context", owner, row)
-            if bool((row.abs() > _LARGEST_FEATURE).any()):
-                constraint = (
-                    f"of numbers in [-{_LARGEST_FEATURE:g}, {_LARGEST_FEATURE:g}]; scale the features to about 1"
-                )
-                raise invalid("context", owner, constraint, Described(f"one of {float(row.abs().max()):g}"))
-        if len(rows) != self.replicas:
-            raise invalid("contexts", owner, f"one for each of {self.replicas} replicas", len(rows))
-        return torch.stack(rows)
+        self._check_learner()
+        xs = checked_contexts(owner, contexts, self.features)
+        if len(xs) != self.replicas:
+            raise invalid("contexts", owner, f"one for each of {self.replicas} replicas", len(xs))
+        return xs
 
 
 class Uniform(Agent):
     """Acts at random and learns nothing."""
 
     def _choose(self, contexts: Tensor) -> list[int]:  # noqa: ARG002
-        return torch.randint(self.actions, (self.replicas,), generator=self._random(2 * self.acted)).tolist()
+        left = self._left()
+        chosen = torch.randint(len(left), (self.replicas,), generator=self._random(2 * self.acted))
+        return [left[number] for number in chosen.tolist()]
+
+    def _believe(self, requests: Requests, random: np.random.Generator) -> Beliefs:  # noqa: ARG002
+        nothing = np.zeros(requests.allowed.shape)  # is known
+        return Beliefs(requests.allowed / requests.allowed.sum(1, keepdims=True), nothing, nothing)
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         pass
@@ -228,62 +586,20 @@ class Uniform(Agent):
         return {}
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class LinearThompson(Agent):
-    """Thompson sampling on a Bayesian linear model of each action's reward, with the exact posterior.
+def _copy_into(larger: Tensor, own: Tensor, blocks: int) -> None:
+    """Copy ``own`` to where it belongs in a tensor that has more actions, ``blocks`` times in one dimension."""
+    for dim, (few, many) in enumerate(zip(own.shape, larger.shape, strict=True)):
+        if few != many:
+            larger = larger.unflatten(dim, (blocks, -1)).narrow(dim + 1, 0, few // blocks)
+            own = own.unflatten(dim, (blocks, -1))
+            break
+    larger.copy_(own)
 
-    Weights and noise have a normal-inverse-gamma prior: sigma^2 ~ IG(a, b), w ~ N(0, sigma^2 / precision). The
-    arguments besides those of :class:`Agent`:
 
-    Args:
-        precision: Of the weights, in units of the noise's.
-        a: Of the prior of the noise.
-        b: Of the prior of the noise.
-    """
-
-    precision: float = 0.25
-    a: float = 6.0
-    b: float = 6.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        vars(self).update(check_positive("LinearThompson", precision=self.precision, a=self.a, b=self.b))
-        each, size = (self.replicas, self.actions), self.features + 1  # and a constant
-        # The precision matrix of w, its square root, X^T y, y^T y and how many y.
-        self._matrix = (self.precision * torch.eye(size, dtype=torch.float64)).repeat(*each, 1, 1)
-        self._root = torch.linalg.cholesky(self._matrix)
-        self._moment = torch.zeros(*each, size, dtype=torch.float64)
-        self._square = torch.zeros(each, dtype=torch.float64)
-        self._count = torch.zeros_like(self._square)
-
-    def _choose(self, contexts: Tensor) -> list[int]:
-        random = self._random(2 * self.acted)
-        mean = torch.cholesky_solve(self._moment[..., None], self._root)
-        left = (self._moment[..., None, :] @ mean)[..., 0, 0]
-        scale = self.b + 0.5 * (self._square - left).clamp(min=0)
-        numbers = np.random.Generator(np.random.Philox(int(torch.randint(2**62, (), generator=random))))
-        gamma = torch.from_numpy(numbers.standard_gamma(self.a + 0.5 * self._count.numpy()))
-        spread = (scale / gamma).sqrt()
-        noise = torch.randn(mean.shape, dtype=torch.float64, generator=random)
-        # The precision is L L^T: L^-T z has its inverse as covariance.
-        weights = mean + spread[..., None, None] * torch.linalg.solve_triangular(self._root.mT, noise, upper=True)
-        values = (weights[..., 0] * F.pad(contexts.double(), (0, 1), value=1.0)[:, None]).sum(-1)
-        return [int(action) for action in values.argmax(-1)]
-
-    def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        x, rows = F.pad(contexts.double(), (0, 1), value=1.0), torch.arange(self.replicas)
-        matrix = self._matrix[rows, actions] + x[:, :, None] * x[:, None, :]
-        root, failed = torch.linalg.cholesky_ex(matrix)
-        if bool(failed.any()):  # nothing has changed yet
-            constraint = "such that the precision of the weights has a root; scale the features to about 1"
-            raise invalid("context", "LinearThompson", constraint, Described(f"numbers up to {float(x.abs().max()):g}"))
-        self._matrix[rows, actions], self._root[rows, actions] = matrix, root
-        self._moment[rows, actions] += x * rewards[:, None]
-        self._square[rows, actions] += rewards**2
-        self._count[rows, actions] += 1
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {name: getattr(self, f"_{name}") for name in ("matrix", "root", "moment", "square", "count")}
+def completed(kind: type[Agent], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a file has, with those that older versions did not write."""
+    known = inspect.signature(kind).parameters
+    return {**{name: value for name, value in _LATER.items() if name in known}, **arguments}
 
 
 def _described(value: Any) -> Any:
@@ -291,11 +607,3 @@ def _described(value: Any) -> Any:
     if isinstance(value, Prior):
         return priors.describe(value)
     return likelihoods.describe(value) if isinstance(value, Likelihood) else value
-
-
-def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
-    """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
-    try:
-        return torch.as_tensor(values, dtype=dtype).detach()
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return torch.empty(0, 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesbackprop._errors import Described, check_count, check_type, invalid
 from bayesbackprop._files import check_counter, check_same, read, write
 from bayesbackprop._signals import interrupt_deferred
-from bayesbackprop.bandits.agents import Agent
+from bayesbackprop.bandits.agents import Agent, completed
 from bayesbackprop.bandits.environments import Environment
 
 # Between checkpoints.
@@ -123,6 +123,8 @@ def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regre
     """Become what the file says. What a late action met and got is what the environment gives it again."""
     file = read(path, "checkpoint", "simulate")
     about = file.contents.get("about")
+    if isinstance(about, dict) and isinstance(about.get("arguments"), dict):
+        about = {**about, "arguments": completed(type(agent), about["arguments"])}
     if about != _about(agent, environments):
         constraint = "of the same agent and environments; or choose another"
         raise invalid("checkpoint", "simulate", constraint, Described(f"{path}, of {about}"))
