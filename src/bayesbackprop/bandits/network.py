@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop._networks import mlp
-from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
+from bayesbackprop.likelihoods import Bernoulli, Form, Gaussian, Likelihood, NegativeBinomial, Poisson
 
 Encoding = Literal["input", "output"]
 
@@ -131,6 +131,12 @@ class Unknown(Likelihood):
         torch.sub(output.chunk(2, -1)[0].sigmoid(), target, out=slope[..., :1]).div_(len(target))
         return slope if not numbers else torch.where(self._numbers, self.gaussian.slope(output, target), slope)
 
+    def form(self) -> Form | None:
+        if len(self.is_number) > 1:
+            return None
+        likelihood = self.gaussian if self.is_number.item() else self.bernoulli
+        return likelihood.form()._replace(numbers=2)
+
     def distribution(self, output: Any) -> Any:
         raise NotImplementedError("An agent has the expected rewards alone.")
 
@@ -178,6 +184,10 @@ class OfAction(Likelihood):
         taken, places = self._find(output, target)
         slope = self.likelihood.slope(taken, target[..., 1:])
         return slope if self.actions == 1 else torch.zeros_like(output).scatter_(-1, places, slope)
+
+    def form(self) -> Form | None:
+        form = self.likelihood.form()
+        return form if form is None else form._replace(actions=self.actions)
 
     def distribution(self, output: Any) -> Any:
         raise NotImplementedError("An agent has the expected rewards alone.")
