@@ -5,18 +5,24 @@ from typing import NoReturn
 from bayesbackprop.bandits.agents import Agent, LinearThompson, Uniform
 from bayesbackprop.bandits.environments import Environment, Table, classification
 from bayesbackprop.bandits.loading import load
+from bayesbackprop.bandits.log import Log
 from bayesbackprop.bandits.neural import EpsilonGreedy, ThompsonSampling
+from bayesbackprop.bandits.off_policy import Estimate, compare, evaluate
 from bayesbackprop.bandits.simulation import simulate
 
 __all__ = [
     "Agent",
     "Environment",
     "EpsilonGreedy",
+    "Estimate",
     "LinearThompson",
+    "Log",
     "Table",
     "ThompsonSampling",
     "Uniform",
     "classification",
+    "compare",
+    "evaluate",
     "load",
     "simulate",
 ]
