@@ -48,7 +48,7 @@ _QUANTILE = 1.959964
 # When a result has a warning: more than this part of the policy's probability is on actions that the log could not
 # take; the log counts as fewer decisions than this; one decision has more than this part of all weight; and the mean of
 # the weights is so many standard errors from 1.
-_OUTSIDE, _FEWEST, _LARGEST, _ERRORS = 0.01, 100, 0.05, 4.0
+_OUTSIDE, _FEWEST, _LARGEST, _ERRORS = 0.01, 100, 0.02, 4.0
 
 # Ridge penalties to choose from, each as strong as so many rows whose reward is 0; and what stands for a singular value
 # of 0 where it divides.
@@ -221,7 +221,7 @@ def _probabilities(name: str, owner: str, policy: Any, log: Log) -> Tensor:
     """What a policy would do in each row, ``[n, actions]``."""
     given = policy
     if isinstance(policy, Agent):
-        given = _of_agent(policy, log)
+        given = [each.probabilities for each in policy.explain_many(log.contexts, log.masks)]
     elif callable(policy):
         given = policy(log.contexts) if log.masks is None else policy(log.contexts, log.masks)
     n = len(log)
@@ -234,11 +234,6 @@ def _probabilities(name: str, owner: str, policy: Any, log: Log) -> Tensor:
     check_covers(name, owner, found, log.actions)
     check_distributions(name, owner, found, log.masks)
     return found
-
-
-def _of_agent(agent: Agent, log: Log) -> list[Any]:
-    masks = [None] * len(log) if log.masks is None else log.masks
-    return [agent.explain(*each).probabilities for each in zip(log.contexts, masks, strict=True)]
 
 
 def _outside(pi: Tensor, log: Log) -> float:
@@ -264,7 +259,7 @@ def _warnings(exact: Tensor, w: Tensor, size: float, outside: float, clipped: fl
     if abs(mean + outside - 1) > _ERRORS * error + 1e-9:
         said.append(
             f"The weights have a mean of {mean:.3g} ± {error:.2g}, which should be {1 - outside:.3g}: either the log "
-            "never takes what the policy would take in some contexts, or its propensities are not true."
+            "hardly ever takes what the policy takes in some contexts, or its propensities are not true."
         )
     if size < _FEWEST:
         said.append(
