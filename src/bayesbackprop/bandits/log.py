@@ -109,12 +109,16 @@ class Log:
         return len(self.rewards)
 
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "Log":
-        """The log of some rows."""
-        if not isinstance(rows, slice | Sequence | Tensor | np.ndarray):
+        """The log of some rows: a slice, their numbers, or a boolean for each."""
+        try:
+            chosen = torch.arange(len(self))[rows]
+        except (TypeError, IndexError, ValueError) as error:
+            raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows) from error
+        if chosen.dim() != 1:
             raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows)
         given = self.propensities if self.probabilities is None else self.probabilities
-        masks = None if self.masks is None else self.masks[rows]
-        return Log(self.contexts[rows], self.actions[rows], self.rewards[rows], given[rows], masks)
+        masks = None if self.masks is None else self.masks[chosen]
+        return Log(self.contexts[chosen], self.actions[chosen], self.rewards[chosen], given[chosen], masks)
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the log as a table with a header, atomically.
