@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas
@@ -208,7 +207,7 @@ def simulation(**given: Any) -> None:
 LOGGED = {"contexts": X, "actions": [0, 1] * 4, "rewards": torch.ones(8), "propensities": torch.full((8,), 0.5)}
 
 
-DECISIONS = [SimpleNamespace(id=str(n), action=n, probabilities=(0.5, 0.5)) for n in (0, 1)]
+DECISIONS = [bandits.Decision(str(n), n, 0.5, (0.5, 0.5), (0.0, 0.0), (0.0, 0.0), False) for n in (0, 1)]
 
 
 def judged(judge: Call) -> Call:

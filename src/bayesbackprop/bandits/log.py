@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_path, check_type, invalid
+from bayesbackprop._errors import Described, check_list, check_path, check_type, invalid
 from bayesbackprop._files import write_atomically
+from bayesbackprop.bandits.decisions import Decision
 
 # Probabilities of single precision add up to 1 within this.
 _ROUNDING = 1e-4
@@ -77,7 +78,11 @@ class Log:
 
     @classmethod
     def of(
-        cls, decisions: Sequence[Any], contexts: Any, rewards: Mapping[str, float] | Sequence[float], masks: Any = None
+        cls,
+        decisions: Sequence[Decision],
+        contexts: Any,
+        rewards: Mapping[str, float] | Sequence[float],
+        masks: Any = None,
     ) -> "Log":
         """The log of what :meth:`Agent.decide` or :meth:`Agent.decide_many` returned.
 
@@ -88,9 +93,8 @@ class Log:
                 decisions are left out of the log.
             masks: The mask of each, if any.
         """
-        check_type("Log.of", Sequence, "a list of decisions", decisions=decisions)
-        if not all(hasattr(each, "id") and hasattr(each, "probabilities") for each in decisions):
-            raise invalid("decisions", "Log.of", "a list of decisions, as decide() returns them", decisions)
+        for each in check_list("Log.of", decisions=decisions):
+            check_type("Log.of", Decision, "a list of decisions, as decide() returns them", decisions=each)
         contexts = numbers("contexts", "Log.of", contexts, (len(decisions), None))
         masks = None if masks is None else _booleans(masks, len(decisions))
         kept = list(range(len(decisions)))

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from bayesbackprop.bandits import Log
+from bayesbackprop.bandits import Decision, Log
 
 pytestmark = pytest.mark.identities
 
@@ -123,9 +122,10 @@ def test_what_is_no_log_is_refused(wrong: dict[str, Any], says: str) -> None:
         Log(**{**GOOD, **wrong})
 
 
-def decisions() -> list[Any]:
+def decisions() -> list[Decision]:
     chosen = zip("abc", GOOD["actions"], ALL, strict=True)
-    return [SimpleNamespace(id=id, action=action, probabilities=tuple(row)) for id, action, row in chosen]
+    unknown = (0.0, 0.0, 0.0)
+    return [Decision(id, action, row[action], tuple(row), unknown, unknown, False) for id, action, row in chosen]
 
 
 def test_a_log_of_decisions_and_their_rewards() -> None:
