@@ -10,7 +10,7 @@ With G the gradient of the output, r and s random signs, zeta normal numbers, an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -161,6 +161,11 @@ def _put_products(to: list[Tensor | None], layer: Layer, gradient: Tensor, x: Te
     to[layer.weight] = gradient.t() @ x
     if layer.bias is not None:
         to[layer.bias] = gradient.sum(0)
+
+
+def put_into(to: Gradients) -> Callable[[Layer, At, Tensor], None]:
+    """A function that puts the gradients by a layer's parameters into their places, given that by its output."""
+    return lambda layer, at, gradient: layer.rule.to_parameters(layer, at, gradient, to)
 
 
 def add_products(to: Sequence[Tensor], first: bool, layer: Layer, at: At, gradient: Tensor) -> None:

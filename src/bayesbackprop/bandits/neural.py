@@ -25,12 +25,11 @@ from bayesbackprop._errors import (
     check_type,
     invalid,
 )
-from bayesbackprop._gradients import check_gradients
 from bayesbackprop.bandits._changes import RECENT, Changes
 from bayesbackprop.bandits._requests import LARGEST_REWARD, as_numbers
 from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.decisions import Beliefs, Requests, frequencies
-from bayesbackprop.bandits.network import EXPECTED, Encoding, OfAction, Unknown, reward_network
+from bayesbackprop.bandits.network import EXPECTED, Encoding, LikelihoodCost, OfAction, Unknown, reward_network
 from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import WORDS
@@ -159,8 +158,8 @@ class NeuralAgent(Agent):
         return [inputs, *self.hidden, self._likelihood.numbers * self._likelihood.actions]
 
     @abstractmethod
-    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
-        """What an update minimises on a minibatch of all that is remembered."""
+    def _minimise(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
+        """Learn from a minibatch of all that is remembered; gives what it cost."""
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         self._remember(contexts, actions, rewards)
@@ -177,10 +176,7 @@ class NeuralAgent(Agent):
         rates = self._set_rates()
         for some_inputs, some_targets in zip(inputs, targets, strict=True):
             self._turns.give_way()
-            self._optimiser.zero_grad()
-            self._optimiser.backward(self._cost(some_inputs, some_targets, remembered))
-            check_gradients(getattr(self, "_objective", self.net), self._optimiser)
-            self._step(rates)
+            self._update(some_inputs, some_targets, remembered, rates)
 
     def _set_rates(self) -> Tensor | None:
         """Set the learning rate to the highest of the replicas; gives the rate of each as a part of that, if not 1."""
@@ -190,14 +186,14 @@ class NeuralAgent(Agent):
             group["lr"] = group["initial_lr"] * float(highest)
         return None if bool((rates == highest).all()) else rates / highest
 
-    def _step(self, rates: Tensor | None) -> None:
-        """A step of Adam, which is proportional to its rate: so each replica can have its own."""
+    def _update(self, inputs: Tensor, targets: Tensor, remembered: int, rates: Tensor | None) -> None:
+        """Learn from a minibatch. A step of Adam is proportional to its rate: so each replica can have its own."""
         if rates is None:
-            self._optimiser.step()
+            self._minimise(inputs, targets, remembered)
             return
         parameters = [p for group in self._optimiser.param_groups for p in group["params"]]
         before = [p.detach().clone() for p in parameters]
-        self._optimiser.step()
+        self._minimise(inputs, targets, remembered)
         with torch.no_grad():
             for parameter, old in zip(parameters, before, strict=True):
                 parameter.copy_(old.lerp(parameter, rates[:, None, None].to(old.dtype)))
@@ -417,9 +413,8 @@ class ThompsonSampling(NeuralAgent):
         super()._begin_anew(changed)
         self._tries[changed] = 0
 
-    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
-        cost: Tensor = self._objective(inputs, targets, n=remembered)
-        return cost
+    def _minimise(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
+        return self._optimiser.minimise(self._objective, inputs, targets, n=remembered)
 
     def _tensors(self) -> dict[str, Tensor]:
         tries = {} if self.settling is None else {"tries": self._tries}
@@ -446,6 +441,7 @@ class EpsilonGreedy(NeuralAgent):
         if len(each) != self.replicas:
             raise invalid("epsilon", owner, f"one number, or {self.replicas}", self.epsilon)
         self.epsilon = each
+        self._objective = LikelihoodCost(self.net, self._likelihood)
         self._optimiser = _adam((self.net, self.learning_rate), (self._likelihood, self.learning_rate))
 
     def _choose(self, contexts: Tensor) -> list[int]:
@@ -467,8 +463,8 @@ class EpsilonGreedy(NeuralAgent):
         probabilities += (1 - epsilon) * frequencies(means[None], requests.allowed)
         return Beliefs(probabilities, means, torch.zeros_like(means))  # a network alone does not know how sure it is
 
-    def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:  # noqa: ARG002
-        return self._likelihood.cost(self.net(inputs), targets)
+    def _minimise(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:  # noqa: ARG002
+        return self._optimiser.minimise(self._objective, inputs, targets)
 
 
 def _adam(*parts: tuple[nn.Module, float]) -> Adam:
