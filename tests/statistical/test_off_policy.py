@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bayesbackprop.bandits import Estimate, Log, compare, evaluate
+from bayesbackprop.bandits import Estimate, LinearThompson, Log, compare, evaluate
 from ztests import assert_mean, assert_p_value
 
 pytestmark = pytest.mark.statistical
@@ -86,3 +86,26 @@ def test_a_model_makes_the_estimate_vary_less() -> None:
     assert dr < 0.05 * ips
     assert dr < 1.1 * snips
     assert_mean(values(estimates("dr", 300, 100, offset=10.0)), 10 + value(NEW), "dr with an offset")
+
+
+def test_logs_of_an_agent_that_learns_miss_only_what_it_gave_no_chance() -> None:
+    """Its probabilities depend on all rewards before, and are exact; some are 0. To these ``ips`` gives no reward."""
+    found, masses = [], []
+    for seed in range(120):
+        agent, random = LinearThompson(5, 3, seed=seed), torch.Generator().manual_seed(seed)
+        kinds = torch.randint(5, (25,), generator=random)
+        rewards, decisions = [], []
+        for kind in kinds:
+            decisions.append(agent.decide(CONTEXTS[kind]))
+            rewards.append(float(torch.rand((), generator=random) < CHANCES[kind, decisions[-1].action]))
+            agent.reward(decisions[-1].id, rewards[-1])
+        log = Log.of(decisions, CONTEXTS[kinds], rewards)
+        assert log.probabilities is not None
+        missed = NEW[kinds] * (log.probabilities == 0)
+        estimate = evaluate(table(NEW), log, "ips")
+        assert estimate.outside == pytest.approx(float(missed.sum(1).mean()))
+        found.append(estimate.value + float((missed * CHANCES[kinds]).sum(1).mean()))
+        weights = NEW[kinds, log.actions] / log.propensities
+        masses.append(float(weights.mean()) + estimate.outside)
+    assert_mean(torch.tensor(found), value(NEW), "ips and what it missed")
+    assert_mean(torch.tensor(masses), 1.0, "weights and what they missed")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesbackprop.bandits import Estimate, Log, compare, evaluate
+from bayesbackprop.bandits import EpsilonGreedy, Estimate, Log, compare, evaluate
 from bayesbackprop.bandits.off_policy import _linear, _ridge
 
 pytestmark = pytest.mark.identities
@@ -161,6 +161,22 @@ def test_functions_get_the_masks_if_there_are_any() -> None:
     assert evaluate(last, log).decisions == N
     with pytest.raises(ValueError, match="'policy' parameter of evaluate must be 0 for actions that a mask forbids"):
         evaluate(torch.full((N, COUNT), 1 / COUNT), log)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_an_agent_is_judged_by_its_probabilities_and_stays_as_it_is(masked: bool) -> None:
+    masks = None
+    if masked:
+        masks = torch.rand(N, COUNT, generator=torch.Generator().manual_seed(0)) < 0.7
+        masks[:, 0] = True
+    log, agent = logged(masks=masks), EpsilonGreedy(2, COUNT, hidden=[4], epsilon=0.4, seed=3)
+    probabilities = [each.probabilities for each in agent.explain_many(log.contexts, log.masks)]
+    before = agent.tensors()
+    assert evaluate(agent, log) == evaluate(probabilities, log)
+    assert all(torch.equal(value, before[name]) for name, value in agent.tensors().items())
+    assert (agent.acted, agent.waiting) == (0, 0)
+    with pytest.raises(ValueError, match=r"'policy' .* at least 4 actions"):
+        evaluate(EpsilonGreedy(2, 2, hidden=[4]), logged())
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------
