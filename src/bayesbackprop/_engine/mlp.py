@@ -307,17 +307,17 @@ class FullyConnected(Executor):
         at_a_time = max(1, min(_CHUNK, memory // (4 * x.element_size())) // (len(x) * self._widest))
         results: list[Tensor] = []
         for begin in range(0, draws, at_a_time):
-            keys = [key._replace(draw=draw) for draw in range(begin, min(draws, begin + at_a_time))]
-            h = start.spread(mean, deviation, keys, one_row=few)
+            at, many = key._replace(draw=begin), min(at_a_time, draws - begin)
+            h = start.spread(mean, deviation, at, many, one_row=few)
             for step, squares in zip(others, variances, strict=True):
                 if not isinstance(step, Layer):
                     h = step(h)
                 elif few:
-                    h = step.spread(*step.moments(h, squares), keys, one_row=True)
+                    h = step.spread(*step.moments(h, squares), at, many, one_row=True)
                 else:
-                    h = torch.stack([step.drawn(each, one) for each, one in zip(h, keys, strict=True)])
+                    h = torch.stack([step.drawn(each, at._replace(draw=begin + k)) for k, each in enumerate(h)])
             results.append(h)
-        return torch.cat(results)
+        return results[0] if len(results) == 1 else torch.cat(results)
 
     def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether nothing but the arithmetic would happen if the network were called with these."""
