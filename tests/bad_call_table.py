@@ -204,6 +204,17 @@ def simulation(**given: Any) -> None:
     bandits.simulate(**{"environments": [world()], "agent": bandits.Uniform(3, 2), "steps": 2, **given})
 
 
+LOGGED = {"contexts": X, "actions": [0, 1] * 4, "rewards": torch.ones(8), "propensities": torch.full((8,), 0.5)}
+
+
+DECISIONS = [bandits.Decision(str(n), n, 0.5, (0.5, 0.5), (0.0, 0.0), (0.0, 0.0), False) for n in (0, 1)]
+
+
+def judged(judge: Call) -> Call:
+    """What judges a policy by a log."""
+    return lambda **given: judge(**{"policy": [0] * 8, "log": bandits.Log(**LOGGED), **given})
+
+
 SAMPLE = {"X": X.numpy(), "y": CLASSES.numpy()}
 
 
@@ -237,6 +248,15 @@ _AGENT = {"features": COUNT, "actions": COUNT, "replicas": COUNT, "seed": WHOLE}
 _LABELLED = (lambda: {"prediction": PROBS, "labels": CLASSES}, "")
 _LONG = WHOLE | "2**63" | "2**64+5"  # a seed of 128 bits
 _CONTEXT = {"context": [0.0, 1.0, 0.0]}
+_POLICY = DATA | "None"
+_JUDGES = {
+    "policy": _POLICY,
+    "log": ANY,
+    "estimator": ANY,
+    "model": FUNCTION | "None",
+    "folds": Kind(("np.int64",)),
+    "clip": POSITIVE | "None",
+}
 
 # What gives a number for each example.
 _NUMBERS = DATA | Kind(("tensor [2]", "ints [8]"))
@@ -762,6 +782,30 @@ TABLE: dict[str, Entry] = {
         checkpoint=TEXT | "None",
         watch=FUNCTION | "None",
     ),
+    "Log": entry(
+        bandits.Log,
+        lambda: LOGGED,
+        "actions rewards propensities masks",
+        contexts=ARRAYS,
+        actions=DATA | "ints [8]",
+        rewards=DATA | "ints [8]",
+        propensities=DATA,
+        masks=DATA | "None" | Kind(("array", "booleans", "double", "ints [8, 3]", "tensor [8, 7]")),
+    ),
+    "Log.of": entry(
+        lambda **given: bandits.Log.of(**{"decisions": DECISIONS, "contexts": X[:2], "rewards": [1, 0], **given}),
+        dict,
+        "contexts rewards",
+        decisions=ANY,
+        contexts=DATA,
+        rewards=DATA | "tensor [2]",
+        masks=DATA | "None",
+    ),
+    "Log.write_csv": entry(lambda path: inside(bandits.Log(**LOGGED).write_csv, path=path), path=TEXT),
+    "Log.read_csv": entry(bandits.Log.read_csv, dict, path=ANY),
+    "Log[]": entry(lambda rows: bandits.Log(**LOGGED)[rows], dict, "contexts", rows=ANY | "[1]"),
+    "bandits.evaluate": entry(judged(bandits.evaluate), **_JUDGES),
+    "bandits.compare": entry(judged(bandits.compare), against=_POLICY, **_JUDGES),
     # scikit-learn
     "BayesianMLPClassifier": entry(
         fitting(BayesianMLPClassifier),

@@ -32,6 +32,14 @@ assert few.scores.coverage_90 < 0.8 and 0.88 < right.scores.coverage_90 < 0.98
 assert right.scores.nll < few.scores.nll - 0.2
 assert abs(negative_binomial.likelihood.log_dispersion.exp().item() - 0.2) < 0.1
 """,
+    "bandits": """
+assert all(abs(each.value - true[name]) < 3.5 * each.standard_error for name in found for each in found[name].values())
+assert all(len(found[name]) == 3 and not found[name]["dr"].warnings for name in found)
+assert blind.outside > 0.5 and len(blind.warnings) >= 3
+assert all(0.9 < share / len(errors[estimator]) < 0.99 for estimator, share in held.items())
+ips, snips, dr = (torch.tensor(each).std() for each in errors.values())
+assert dr < snips < 0.5 * ips
+""",
 }
 
 

@@ -7,7 +7,9 @@ from bayesbackprop.bandits.decisions import Decision, Explanation
 from bayesbackprop.bandits.environments import Environment, Table, classification
 from bayesbackprop.bandits.linear import LinearThompson
 from bayesbackprop.bandits.loading import load
+from bayesbackprop.bandits.log import Log
 from bayesbackprop.bandits.neural import EpsilonGreedy, ThompsonSampling
+from bayesbackprop.bandits.off_policy import Estimate, compare, evaluate
 from bayesbackprop.bandits.simulation import simulate
 
 __all__ = [
@@ -15,12 +17,16 @@ __all__ = [
     "Decision",
     "Environment",
     "EpsilonGreedy",
+    "Estimate",
     "Explanation",
     "LinearThompson",
+    "Log",
     "Table",
     "ThompsonSampling",
     "Uniform",
     "classification",
+    "compare",
+    "evaluate",
     "load",
     "simulate",
 ]

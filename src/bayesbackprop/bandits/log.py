@@ -1,0 +1,252 @@
+"""A log of decisions: what was known, what was done, with which probability, and what came of it."""
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesbackprop._errors import Described, check_list, check_path, check_type, invalid
+from bayesbackprop._files import write_atomically
+from bayesbackprop.bandits.decisions import Decision
+
+# Probabilities of single precision add up to 1 within this.
+_ROUNDING = 1e-4
+
+# How the columns of a CSV file are called: those with several numbers a decision have one column for each.
+_CONTEXT, _PROBABILITY, _ALLOWED = "context_", "probability_", "allowed_"
+
+
+class Log:
+    """Decisions and their rewards, one row each, in the order in which they were taken.
+
+    All arguments may be tensors, arrays, lists, or columns of a table of pandas.
+
+    Args:
+        contexts: ``[n, features]``.
+        actions: What was done, ints ``[n]``.
+        rewards: ``[n]``. Leave out the rows of decisions whose reward is not known.
+        propensities: The probability with which the action was chosen, in (0, 1], ``[n]``; or, better, that of every
+            action, ``[n, actions]``, which also says what could not have been chosen.
+        masks: Which actions were allowed, booleans ``[n, actions]``; None: all of them.
+
+    Attributes:
+        contexts: ``[n, features]``, in single precision, as agents see them.
+        actions: ``[n]``.
+        rewards: ``[n]``, in double precision, as all that follows.
+        propensities: Of the actions that were taken, ``[n]``.
+        probabilities: Of every action, ``[n, actions]``, or None where these are not known.
+        masks: ``[n, actions]``, or None.
+
+    Examples:
+        >>> log = Log([[0.0], [1.0]], actions=[0, 1], rewards=[1.0, 0.0], propensities=[0.5, 0.25])
+        >>> len(log), log[:1].rewards.tolist()
+        (2, [1.0])
+    """
+
+    def __init__(self, contexts: Any, actions: Any, rewards: Any, propensities: Any, masks: Any = None) -> None:
+        self.contexts = numbers("contexts", "Log", contexts, (None, None)).float()
+        n = len(self.contexts)
+        if not n or not self.contexts.isfinite().all():
+            raise invalid("contexts", "Log", "finite numbers in single precision, at least one row", contexts)
+        self.actions = whole("actions", "Log", actions, n)
+        self.rewards = numbers("rewards", "Log", rewards, (n,))
+        if not self.rewards.isfinite().all():
+            row = int((~self.rewards.isfinite()).nonzero()[0])
+            got = Described(f"{float(self.rewards[row])} in row {row}")
+            raise invalid("rewards", "Log", "finite; leave out the rows of decisions whose reward is not known", got)
+        given = numbers("propensities", "Log", propensities, (n,), (n, None))
+        self.probabilities = given if given.dim() == 2 else None
+        self.masks = None if masks is None else _booleans(masks, n)
+        for name, rows in (("propensities", self.probabilities), ("masks", self.masks)):
+            check_covers(name, "Log", rows, self.actions)
+        if self.probabilities is not None:
+            check_distributions("propensities", "Log", self.probabilities, self.masks)
+            given = self.probabilities.gather(1, self.actions[:, None])[:, 0]
+        self.propensities = given
+        if bad := (~((given > 0) & (given <= 1))).nonzero().flatten().tolist():
+            got = Described(f"{float(given[bad[0]])} in row {bad[0]}")
+            raise invalid("propensities", "Log", "in (0, 1] for the actions that were taken", got)
+        if self.masks is not None and not (taken := self.masks.gather(1, self.actions[:, None])[:, 0]).all():
+            row = int((~taken).nonzero()[0])
+            got = Described(f"action {int(self.actions[row])} in row {row}, which its mask forbids")
+            raise invalid("actions", "Log", "allowed by the masks", got)
+
+    @classmethod
+    def of(
+        cls,
+        decisions: Sequence[Decision],
+        contexts: Any,
+        rewards: Mapping[str, float] | Sequence[float],
+        masks: Any = None,
+    ) -> "Log":
+        """The log of what :meth:`Agent.decide` or :meth:`Agent.decide_many` returned.
+
+        Args:
+            decisions: Those decisions.
+            contexts: The context of each, ``[n, features]``.
+            rewards: Of each; or a mapping from ids to rewards, in which those that never came are missing: their
+                decisions are left out of the log.
+            masks: The mask of each, if any.
+        """
+        for each in check_list("Log.of", decisions=decisions):
+            check_type("Log.of", Decision, "a list of decisions, as decide() returns them", decisions=each)
+        contexts = numbers("contexts", "Log.of", contexts, (len(decisions), None))
+        masks = None if masks is None else _booleans(masks, len(decisions))
+        kept = list(range(len(decisions)))
+        if isinstance(rewards, Mapping):
+            kept = [row for row in kept if decisions[row].id in rewards]
+            rewards = [rewards[decisions[row].id] for row in kept]
+        return cls(
+            contexts[kept],
+            [decisions[row].action for row in kept],
+            rewards,
+            [decisions[row].probabilities for row in kept],
+            None if masks is None else masks[kept],
+        )
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "Log":
+        """The log of some rows: a slice, their numbers, or a boolean for each."""
+        try:
+            chosen = torch.arange(len(self))[rows]
+        except (TypeError, IndexError, ValueError) as error:
+            raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows) from error
+        if chosen.dim() != 1:
+            raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows)
+        given = self.propensities if self.probabilities is None else self.probabilities
+        masks = None if self.masks is None else self.masks[chosen]
+        return Log(self.contexts[chosen], self.actions[chosen], self.rewards[chosen], given[chosen], masks)
+
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the log as a table with a header, atomically.
+
+        The columns: ``context_0`` and so on, ``action``, ``reward``, ``propensity`` (or ``probability_0`` and so on),
+        and ``allowed_0`` and so on if there are masks.
+        """
+        place = check_path("Log.write_csv", path=path)
+        columns: dict[str, Any] = _columns(_CONTEXT, self.contexts.numpy())  # as text, shortest in single precision
+        columns |= {"action": self.actions.tolist(), "reward": self.rewards.tolist()}
+        if self.probabilities is None:
+            columns["propensity"] = self.propensities.tolist()
+        else:
+            columns |= {name: each.tolist() for name, each in _columns(_PROBABILITY, self.probabilities).items()}
+        if self.masks is not None:
+            columns |= {name: each.tolist() for name, each in _columns(_ALLOWED, self.masks.int()).items()}
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        write_atomically(place, text.getvalue().encode())
+
+    @classmethod
+    def read_csv(cls, path: str | os.PathLike[str]) -> "Log":
+        """The log in a file with the columns of :meth:`write_csv`; others, such as a time, are ignored."""
+        place = check_path("Log.read_csv", path=path)
+        try:
+            with place.open(encoding="utf-8-sig", newline="") as stream:
+                rows = list(csv.reader(stream))
+            names, table = rows[0], [row for row in rows[1:] if row]
+            if any(len(row) != len(names) for row in table):
+                raise ValueError("rows of another length than the header")
+            columns = dict(zip(names, zip(*table, strict=True), strict=False))
+            contexts, probabilities, allowed = (_gather(columns, p) for p in (_CONTEXT, _PROBABILITY, _ALLOWED))
+            if not contexts or not columns.keys() >= {"action", "reward"}:
+                raise ValueError("no columns context_0, action and reward")
+            given = np.array(probabilities or [columns["propensity"]], dtype=float).T
+            masks = np.array(allowed, dtype=int).T
+            return cls(
+                np.array(contexts, dtype=float).T,
+                np.array(columns["action"], dtype=int),
+                np.array(columns["reward"], dtype=float),
+                given if probabilities else given[:, 0],
+                masks if allowed else None,
+            )
+        except (ValueError, KeyError, IndexError, UnicodeError, csv.Error) as error:
+            got = Described(f"{place}: {error}")
+            raise invalid("path", "Log.read_csv", "a CSV file with the columns of a log", got) from error
+
+
+def _columns(start: str, rows: Any) -> dict[str, Any]:
+    return {f"{start}{number}": column for number, column in enumerate(rows.T)}
+
+
+def _gather(columns: Mapping[str, Any], start: str) -> list[Any]:
+    """The columns ``start``0, ``start``1 and so on."""
+    count = sum(name.startswith(start) and name.removeprefix(start).isdecimal() for name in columns)
+    return [columns[f"{start}{number}"] for number in range(count)]
+
+
+# --- what users give -------------------------------------------------------------------------------------------------
+
+
+def numbers(name: str, owner: str, given: Any, *shapes: tuple[int | None, ...]) -> Tensor:
+    """What was given as a tensor in double precision, of one of ``shapes``, in which None is any size above 0."""
+    text = " or ".join(f"[{', '.join('any' if size is None else str(size) for size in shape)}]" for shape in shapes)
+    found = _tensor(given)
+    if found is None or found.is_complex() or not any(_fits(found, shape) for shape in shapes):
+        raise invalid(name, owner, f"numbers of shape {text}", given)
+    return found.double()
+
+
+def whole(name: str, owner: str, given: Any, n: int) -> Tensor:
+    """The numbers of actions, ints ``[n]``."""
+    found = _tensor(given)
+    is_whole = found is not None and not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if found is None or not is_whole or found.shape != (n,) or bool((found < 0).any()):
+        raise invalid(name, owner, f"the numbers of actions, ints from 0 on of shape [{n}]", given)
+    return found.long()
+
+
+def _booleans(given: Any, n: int) -> Tensor:
+    found = numbers("masks", "Log", given, (n, None))
+    if not ((found == 0) | (found == 1)).all():
+        raise invalid("masks", "Log", "booleans", given)
+    return found.bool()
+
+
+def _tensor(given: Any) -> Tensor | None:
+    if isinstance(given, Tensor):
+        usual = given.layout is torch.strided and not given.is_meta
+        return given.detach().cpu() if usual else None
+    try:
+        array = np.asarray(given)
+        # Writable, which a column of pandas is not, and native.
+        return torch.from_numpy(array.copy()) if array.dtype != object else None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _fits(found: Tensor, shape: tuple[int | None, ...]) -> bool:
+    sizes = zip(found.shape, shape, strict=False)
+    return found.dim() == len(shape) and all(size == (want or size) and size for size, want in sizes)
+
+
+def check_covers(name: str, owner: str, rows: Tensor | None, actions: Tensor) -> None:
+    """Refuse ``rows`` of fewer actions than were taken."""
+    if rows is not None and rows.shape[1] <= (most := int(actions.max())):
+        raise invalid(name, owner, f"of at least {most + 1} actions, as were taken", rows)
+
+
+def check_distributions(name: str, owner: str, rows: Tensor, masks: Tensor | None) -> None:
+    """Refuse rows that are no probabilities, or that give some to an action which a mask forbids."""
+    if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < _ROUNDING).all()):
+        sums = rows.sum(1)
+        got = Described(
+            f"rows that add up to {float(sums.min()):g} to {float(sums.max()):g}, from {float(rows.min()):g}"
+        )
+        raise invalid(name, owner, "probabilities, of which each row adds up to 1", got)
+    if masks is None:
+        return
+    if masks.shape != rows.shape:
+        got = Described(f"{rows.shape[1]} actions, and masks of {masks.shape[1]}")
+        raise invalid(name, owner, "of as many actions as the masks", got)
+    if bool((wrong := rows.masked_fill(masks, 0).amax(1) > 0).any()):
+        row = int(wrong.nonzero()[0])
+        raise invalid(name, owner, "0 for actions that a mask forbids", Described(f"more in row {row}"))

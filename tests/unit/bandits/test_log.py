@@ -1,0 +1,146 @@
+"""A log of decisions: what it takes, what it refuses, and files of it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bayesbackprop.bandits import Decision, Log
+
+pytestmark = pytest.mark.identities
+
+GOOD: dict[str, Any] = {
+    "contexts": [[0.1, 2.0], [0.3, -1e-7], [3.0, 1 / 3]],
+    "actions": [0, 2, 1],
+    "rewards": [1.0, 1 / 3, -2.0],
+    "propensities": [0.5, 1.0, 0.1],
+}
+ALL = [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.8, 0.1, 0.1]]
+MASKS = [[True, True, False], [False, False, True], [True, True, True]]
+
+
+def same(one: Log, other: Log) -> bool:
+    names = ("contexts", "actions", "rewards", "propensities", "probabilities", "masks")
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
+    return all(a is b is None or torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [np.array, lambda each: torch.from_numpy(np.array(each)), list, lambda each: pd.DataFrame(each).squeeze(1)],
+)
+def test_a_log_is_the_same_however_it_is_given(convert: Any) -> None:
+    log = Log(**{name: convert(value) for name, value in GOOD.items()}, masks=convert(MASKS))
+    assert same(log, Log(**GOOD, masks=MASKS))
+    assert [len(log), log.contexts.dtype, log.rewards.dtype] == [3, torch.float32, torch.float64]
+    assert log.probabilities is None
+
+
+def test_probabilities_of_every_action_say_that_of_the_one_taken() -> None:
+    log = Log(**{**GOOD, "propensities": ALL})
+    assert log.propensities.tolist() == GOOD["propensities"]
+    assert log.probabilities is not None
+    assert log.probabilities.tolist() == ALL
+
+
+@pytest.mark.parametrize("propensities", [GOOD["propensities"], ALL])
+@pytest.mark.parametrize("masks", [None, MASKS])
+def test_files_give_back_what_was_written(tmp_path: Path, propensities: Any, masks: Any) -> None:
+    given = {**GOOD, "propensities": propensities, "masks": masks}
+    log = Log(**given)
+    log.write_csv(tmp_path / "log.csv")
+    assert same(Log.read_csv(tmp_path / "log.csv"), log)
+    assert same(
+        log[:2], Log(*(value[:2] for value in ({**GOOD, "propensities": propensities}).values()), masks and masks[:2])
+    )
+
+
+def test_a_file_can_be_read_by_people_and_have_more_columns(tmp_path: Path) -> None:
+    Log(**GOOD).write_csv(tmp_path / "log.csv")
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert lines[:2] == ["context_0,context_1,action,reward,propensity", "0.1,2.0,0,1.0,0.5"]
+    more = pd.read_csv(tmp_path / "log.csv").assign(time="noon")[
+        ["time", "reward", "context_1", "context_0", "propensity", "action"]
+    ]
+    more.to_csv(tmp_path / "more.csv", index=False)
+    assert same(Log.read_csv(tmp_path / "more.csv"), Log(**GOOD))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a,b\n1,2\n",
+        "context_0,action,reward\n1,0,1\n",
+        "context_0,action,reward,propensity\n1,0,1\n",
+        "context_0,action,reward,propensity\n1,0.5,1,1\n",
+        "context_0,action,reward,propensity\n1,0,x,1\n",
+        "context_0,action,reward,propensity\n1,0,nan,1\n",
+        "context_0,action,reward,propensity\n",
+        "context_1,action,reward,propensity\n1,0,1,1\n",
+        "context_0,action,reward,propensity,allowed_0\n1,0,1,1,0\n",
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"'path' parameter of Log.read_csv must be .* Got .*log.csv"):
+        Log.read_csv(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"contexts": [0.1, 0.3, 3.0]}, "'contexts'"),
+        ({"contexts": [[math.nan], [0.0], [1.0]]}, "'contexts'"),
+        ({"contexts": [[1e300], [0.0], [1.0]]}, "'contexts'"),
+        ({"actions": [0, 1]}, r"'actions' .* \[3\]"),
+        ({"actions": [0.0, 1.0, 2.0]}, "'actions'"),
+        ({"actions": [0, -1, 0]}, "'actions'"),
+        ({"rewards": [1.0, 2.0]}, r"'rewards' .* \[3\]"),
+        ({"rewards": [1.0, math.nan, 2.0]}, "'rewards' .* not known. Got nan in row 1"),
+        ({"propensities": [0.5, 0.5, 0.0]}, r"'propensities' .* \(0, 1\] .* Got 0.0 in row 2"),
+        ({"propensities": [0.5, 1.5, 0.5]}, "'propensities' .* Got 1.5 in row 1"),
+        ({"propensities": [0.5, math.nan, 0.5]}, "'propensities' .* Got nan in row 1"),
+        ({"propensities": [[0.5, 0.5]] * 3}, "'propensities' .* at least 3 actions"),
+        ({"propensities": [[0.5, 0.5, 0.5]] * 3}, "'propensities' .* adds up to 1"),
+        ({"propensities": [[1.0, 0.0, 0.0]] * 3}, "'propensities' .* Got 0.0 in row 1"),
+        ({"masks": [[True, True]] * 3}, "'masks' .* at least 3 actions"),
+        ({"masks": [[True, True, False]] * 3}, "'actions' .* Got action 2 in row 1, which its mask forbids"),
+        ({"masks": [[0.5, 1, 1]] * 3}, "'masks' .* booleans"),
+        (
+            {"masks": MASKS, "propensities": [[0.4, 0.3, 0.3]] * 3},
+            "'propensities' .* a mask forbids. .* row 0",
+        ),
+    ],
+)
+def test_what_is_no_log_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Log(**{**GOOD, **wrong})
+
+
+def decisions() -> list[Decision]:
+    chosen = zip("abc", GOOD["actions"], ALL, strict=True)
+    unknown = (0.0, 0.0, 0.0)
+    return [Decision(id, action, row[action], tuple(row), unknown, unknown, False) for id, action, row in chosen]
+
+
+def test_a_log_of_decisions_and_their_rewards() -> None:
+    whole = Log(**{**GOOD, "propensities": ALL}, masks=MASKS)
+    assert same(Log.of(decisions(), GOOD["contexts"], GOOD["rewards"], MASKS), whole)
+    by_id = {"c": -2.0, "z": 5.0, "a": 1.0}
+    assert same(Log.of(decisions(), GOOD["contexts"], by_id, MASKS), whole[[0, 2]])
+
+
+def test_decisions_and_rewards_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="'contexts'"):
+        Log.of(decisions(), GOOD["contexts"][:2], GOOD["rewards"])
+    with pytest.raises(ValueError, match="'rewards'"):
+        Log.of(decisions(), GOOD["contexts"], GOOD["rewards"][:2])
+    with pytest.raises(ValueError, match="'contexts'"):  # none has come
+        Log.of(decisions(), GOOD["contexts"], {})
+    with pytest.raises(ValueError, match="'decisions'"):
+        Log.of([1, 2, 3], GOOD["contexts"], GOOD["rewards"])
