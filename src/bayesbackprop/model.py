@@ -270,6 +270,19 @@ class Bayesian(nn.Module):
                 independent and is then not exact; ``"flipout"``; or a mapping of name patterns.
             **kwargs: What the network takes.
         """
+        outputs = self.outputs(*args, draws=draws, seed=seed, memory=memory, estimator=estimator, **kwargs)
+        return predictive(self.likelihood, outputs, draws)
+
+    def outputs(
+        self,
+        *args: Any,
+        draws: int = 100,
+        seed: int | None = None,
+        memory: int = GIGABYTE,
+        estimator: Estimator | Mapping[str, Estimator] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """What ``draws`` networks make of the inputs, ``[draws, ...]``, before :meth:`predict` averages it."""
         memory, draws = check_count("Bayesian.predict", memory=memory)["memory"], _checked_draws("predict", draws)
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
@@ -283,8 +296,7 @@ class Bayesian(nn.Module):
         # A fully connected network is made of torch's own modules, on which only a hook can leave anything.
         quick = estimator is None and len(engine.executors) > 1 and not has_hooks(self.net)
         with evaluating(self.net) if quick else predicting("Bayesian.predict", self.net, args, kwargs):
-            outputs = engine.first("outputs", *call) if estimator is None else engine.any_module.outputs(*call)
-        return predictive(self.likelihood, outputs, draws)
+            return engine.first("outputs", *call) if estimator is None else engine.any_module.outputs(*call)
 
     def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
         """The prediction of the network at the posterior mean alone."""

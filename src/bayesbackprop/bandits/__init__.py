@@ -2,16 +2,20 @@
 
 from typing import NoReturn
 
-from bayesbackprop.bandits.agents import Agent, LinearThompson, Uniform
+from bayesbackprop.bandits.agents import Agent, Uniform
+from bayesbackprop.bandits.decisions import Decision, Explanation
 from bayesbackprop.bandits.environments import Environment, Table, classification
+from bayesbackprop.bandits.linear import LinearThompson
 from bayesbackprop.bandits.loading import load
 from bayesbackprop.bandits.neural import EpsilonGreedy, ThompsonSampling
 from bayesbackprop.bandits.simulation import simulate
 
 __all__ = [
     "Agent",
+    "Decision",
     "Environment",
     "EpsilonGreedy",
+    "Explanation",
     "LinearThompson",
     "Table",
     "ThompsonSampling",

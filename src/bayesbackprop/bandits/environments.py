@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_count, check_finite, invalid
+from bayesbackprop.bandits._requests import checked_action
 
 
 class Environment(ABC):
@@ -56,8 +57,7 @@ class Environment(ABC):
 
     def step(self, action: int) -> float:
         """The reward for ``action``; the next context follows."""
-        check_action(type(self).__name__, action, self.actions)
-        reward = float(self._look()[2][action])
+        reward = float(self._look()[2][checked_action(type(self).__name__, action, self.actions)])
         self.t += 1
         return reward
 
@@ -138,9 +138,3 @@ def classification(features: Tensor, labels: Tensor, classes: int, seed: int = 0
 def _holds_numbers(value: object) -> bool:
     """Whether this is a tensor of numbers in memory, as the library's own are."""
     return isinstance(value, Tensor) and not value.is_complex() and value.layout is torch.strided and not value.is_meta
-
-
-def check_action(owner: str, action: object, actions: int) -> None:
-    """Refuse what is not the number of an action."""
-    if not isinstance(action, (int, np.integer)) or isinstance(action, bool) or not 0 <= action < actions:
-        raise invalid("action", owner, f"an int in [0, {actions})", action)

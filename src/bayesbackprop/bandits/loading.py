@@ -6,12 +6,14 @@ import os
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import check_type, invalid
 from bayesbackprop._files import read
-from bayesbackprop.bandits.agents import Agent, LinearThompson, Uniform
+from bayesbackprop.bandits.agents import WAITING, Agent, Uniform, completed
+from bayesbackprop.bandits.linear import LinearThompson
 from bayesbackprop.bandits.network import numbers_of
 from bayesbackprop.bandits.neural import EpsilonGreedy, NeuralAgent, ThompsonSampling
 from bayesbackprop.likelihoods import Gaussian
@@ -30,18 +32,23 @@ def load(path: str | os.PathLike[str], *, prior: Prior | None = None) -> Agent:
         kind, arguments = _KINDS[file.contents["agent"]], dict(file.contents["arguments"])
         if issubclass(kind, NeuralAgent) and "likelihood" not in arguments:
             arguments = _without_likelihood(arguments)
+        arguments = completed(kind, arguments)
         if arguments.keys() != inspect.signature(kind).parameters.keys():
             raise ValueError(f"arguments {sorted(arguments)}")
         if "prior" in arguments:
             arguments["prior"] = prior or priors.from_description(arguments["prior"])
         if arguments.get("likelihood") is not None:
             arguments["likelihood"] = likelihoods.from_description(arguments["likelihood"])
-        _check_sizes(kind, arguments, file.tensors)
+        tensors = _with_codes(arguments, file.tensors)
+        _check_sizes(kind, arguments, tensors)
     if "prior" in arguments and arguments["prior"] is None:
         raise invalid("prior", "bandits.load", "given, since the file has one of your own", None)
     with file.understanding():
         agent = kind(**arguments)
-        agent.restore(file.tensors, file.contents["acted"], file.contents["observed"])
+        waiting = {name: tensor for name, tensor in tensors.items() if name.startswith(WAITING)}
+        known = {name: tensor for name, tensor in tensors.items() if name not in waiting}
+        agent.restore(known, file.contents["acted"], file.contents["observed"])
+        agent.restore_decisions({name.removeprefix(WAITING): tensor for name, tensor in waiting.items()}, file.contents)
     return agent
 
 
@@ -52,6 +59,15 @@ def _without_likelihood(arguments: dict[str, Any]) -> dict[str, Any]:
     known["likelihood"] = likelihoods.describe(Gaussian(known.pop("noise", math.sqrt(0.5))))
     known |= {"alarm": None, "action_features": None}
     return {**known, "exploration": 1.0, "settling": None} if "prior" in known else known
+
+
+def _with_codes(arguments: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an agent that remembers contexts with what describes their actions; older files have it apart."""
+    codes, contexts = arguments.get("action_features"), tensors.get("contexts")
+    if codes is None or contexts is None or contexts.shape[-1] != arguments["features"]:
+        return tensors
+    described = torch.tensor(codes)[tensors["actions"]]
+    return {**tensors, "contexts": torch.cat([contexts, described], -1)}
 
 
 def _check_sizes(kind: type[Agent], arguments: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -73,7 +89,7 @@ def _check_sizes(kind: type[Agent], arguments: dict[str, Any], tensors: dict[str
         coded = actions if codes is None else len(codes[0])
         sizes = [features + coded if is_input else features, *hidden, numbers * (1 if is_input else actions)]
         expected = {f"parameter.{2 * n}": [replicas, *reversed(pair)] for n, pair in enumerate(pairwise(sizes))}
-        expected["contexts"] = [memory, replicas, features]
+        expected["contexts"] = [memory, replicas, features if codes is None else features + coded]
     if any(type(number) is not int or number < 1 for number in claimed):
         raise ValueError(f"sizes {claimed!r:.80}")
     if any(list(tensors[name].shape) != shape for name, shape in expected.items()):

@@ -6,12 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayesbackprop._errors import (
+    INT64,
     Described,
     check_choice,
     check_count,
@@ -25,7 +27,9 @@ from bayesbackprop._errors import (
 )
 from bayesbackprop._gradients import check_gradients
 from bayesbackprop.bandits._changes import RECENT, Changes
-from bayesbackprop.bandits.agents import Agent, as_numbers
+from bayesbackprop.bandits._requests import LARGEST_REWARD, as_numbers
+from bayesbackprop.bandits.agents import Agent
+from bayesbackprop.bandits.decisions import Beliefs, Requests, frequencies
 from bayesbackprop.bandits.network import EXPECTED, Encoding, OfAction, Unknown, reward_network
 from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
 from bayesbackprop.model import Bayesian
@@ -111,7 +115,7 @@ class NeuralAgent(Agent):
         self._likelihood = OfAction(likelihood, 1 if self.encoding == "input" else self.actions)
         self.net = reward_network(self._sizes(), self.replicas, self.seed)
         # The last observations, the newest in place of the oldest; rewards in units of a scale that is given.
-        self._contexts = torch.zeros(self.memory, self.replicas, self.features)
+        self._contexts = torch.zeros(self.memory, self.replicas, self.features + (self._numbers or 0))
         self._actions = torch.zeros(self.memory, self.replicas, dtype=torch.int64)
         self._rewards = torch.zeros(self.memory, self.replicas)
         # The sum of the squares of all rewards, and the scale that is found from it.
@@ -159,7 +163,6 @@ class NeuralAgent(Agent):
         """What an update minimises on a minibatch of all that is remembered."""
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        self._check_rewards(rewards)
         self._remember(contexts, actions, rewards)
         remembered = min(self.observed + 1, self.memory)
         # Counted back from the newest, as far as the world is the present one.
@@ -213,11 +216,11 @@ class NeuralAgent(Agent):
         if bool(changed.any()):
             self._begin_anew(changed)
 
-    def _check_rewards(self, rewards: Tensor) -> None:
+    def _check_rewards(self, owner: str, rewards: Tensor) -> None:
         """Refuse, before anything has changed, rewards that the likelihood does not have."""
         constraint, units = _REWARDS.get(type(self.likelihood)), rewards / (self.scale or 1.0)
         if constraint is not None and not bool(((units >= 0) & (units <= constraint.most) & (units % 1 == 0)).all()):
-            raise invalid("reward", type(self).__name__, f"{constraint.text}, by its likelihood", rewards.tolist())
+            raise invalid("reward", owner, f"{constraint.text}, by its likelihood", rewards.tolist())
 
     def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         place = self.observed % self.memory
@@ -237,8 +240,11 @@ class NeuralAgent(Agent):
             self._notice(contexts, actions)
 
     def _inputs(self, contexts: Tensor, actions: Tensor) -> Tensor:
-        """What the network takes, of contexts ``[..., replicas, features]`` and actions ``[..., replicas]``."""
-        if self.encoding == "input":
+        """What the network takes, of contexts ``[..., replicas, features]`` and actions ``[..., replicas]``.
+
+        Contexts that are remembered with the numbers of their actions are complete.
+        """
+        if self.encoding == "input" and contexts.shape[-1] == self.features:
             contexts = torch.cat([contexts, self._codes[actions]], dim=-1)
         return contexts if self.replicas > 1 else contexts.squeeze(-2)
 
@@ -256,6 +262,35 @@ class NeuralAgent(Agent):
             ]
         outputs = network(self._inputs(contexts.expand(self.actions, -1, -1), self._every_action))
         return outputs.reshape(self.actions, self.replicas, -1)[..., 0].t()
+
+    @property
+    def _numbers(self) -> int | None:
+        return None if self.action_features is None else self._codes.shape[1]
+
+    def _with_codes(self, contexts: Tensor, actions: Tensor, codes: Tensor | None) -> Tensor:
+        if self.action_features is None:
+            return contexts
+        return torch.cat([contexts, self._codes[actions] if codes is None else codes], -1)
+
+    def _rows(self, requests: Requests) -> Tensor:
+        """What the network of an agent alone takes: a row for each request or, as input, for each of its actions."""
+        contexts = requests.contexts
+        if self.encoding == "output":
+            return contexts
+        count = len(contexts)
+        codes = self._codes.expand(count, -1, -1) if requests.codes is None else requests.codes
+        return torch.cat([contexts[:, None].expand(-1, self.actions, -1), codes], -1).flatten(0, 1)
+
+    def _firsts(self, outputs: Tensor) -> Tensor:
+        """Of the outputs for :meth:`_rows` the number that each action's expected reward grows with."""
+        if self.encoding == "output":
+            return outputs[..., : self.actions]
+        return outputs[..., 0].reshape(*outputs.shape[:-2], -1, self.actions)
+
+    def _in_rewards(self, firsts: Tensor) -> Tensor:
+        """The expected rewards, in their own units."""
+        expected: Tensor = self._likelihood.expected(firsts).double() * ((self.scale or 1.0) * self._found_scale)
+        return expected.clamp(-LARGEST_REWARD, LARGEST_REWARD)  # as rewards are; an exponential may overflow
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"contexts": self._contexts, "actions": self._actions, "rewards": self._rewards}
@@ -303,6 +338,7 @@ class ThompsonSampling(NeuralAgent):
         draws: Networks to average at a decision: the more, the less it explores.
         temperature: A factor on the complexity cost; 1 is Bayes.
         rho_rate: The learning rate of rho, as a multiple of that of mu.
+        candidates: Draws of a decision with an id: how often each action is the best of them is its probability.
 
     Examples:
         >>> agent = ThompsonSampling(features=3, actions=2)
@@ -318,11 +354,13 @@ class ThompsonSampling(NeuralAgent):
     draws: int = 1
     temperature: float = 0.03
     rho_rate: float = 1.0
+    candidates: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        owner = "ThompsonSampling"
+        owner = type(self).__name__
         vars(self).update(check_count(owner, below=WORDS, draws=self.draws))
+        vars(self).update(check_count(owner, below=max(2, WORDS // self.draws), candidates=self.candidates))
         settling = {} if self.settling is None else check_count(owner, settling=self.settling)
         vars(self).update(settling)
         vars(self).update(check_positive(owner, rho_rate=self.rho_rate, sigma=self.sigma))
@@ -345,7 +383,19 @@ class ThompsonSampling(NeuralAgent):
             if self.exploration != 1 or self.settling is not None:
                 mean, width = self._outputs(self.net, contexts), self._widths()
                 drawn = [mean + (each - mean) * width for each in drawn]
-            return torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0).argmax(-1).tolist()
+            return self._best(torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0))
+
+    def _believe(self, requests: Requests, random: np.random.Generator) -> Beliefs:
+        rows, many, noise = self._rows(requests), self.candidates * self.draws, int(random.integers(INT64))
+        # Where each action has a row, they must see the same drawn networks.
+        estimator: Literal["shared"] | None = None if self.encoding == "output" else "shared"
+        with torch.no_grad():
+            drawn = self._firsts(self.model.outputs(rows, draws=many, seed=noise, estimator=estimator))
+            mean = self._firsts(self.net(rows))
+            values = self._in_rewards(mean + (drawn - mean) * self._widths())
+            values = values.unflatten(0, (self.candidates, self.draws)).mean(1)
+            spreads = values.std(0, correction=0)
+            return Beliefs(frequencies(values, requests.allowed), self._in_rewards(mean), spreads)
 
     def _widths(self) -> Tensor:
         """How far from the mean the draws for each action are, ``[replicas, actions]``, in units of the posterior's."""
@@ -390,21 +440,32 @@ class EpsilonGreedy(NeuralAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one = isinstance(self.epsilon, Real)
-        given = [self.epsilon] * self.replicas if one else check_list("EpsilonGreedy", epsilon=self.epsilon)
-        each = [check_probability("EpsilonGreedy", epsilon=epsilon)["epsilon"] for epsilon in given]
+        one, owner = isinstance(self.epsilon, Real), type(self).__name__
+        given = [self.epsilon] * self.replicas if one else check_list(owner, epsilon=self.epsilon)
+        each = [check_probability(owner, epsilon=epsilon)["epsilon"] for epsilon in given]
         if len(each) != self.replicas:
-            raise invalid("epsilon", "EpsilonGreedy", f"one number, or {self.replicas}", self.epsilon)
+            raise invalid("epsilon", owner, f"one number, or {self.replicas}", self.epsilon)
         self.epsilon = each
         self._optimiser = _adam((self.net, self.learning_rate), (self._likelihood, self.learning_rate))
 
     def _choose(self, contexts: Tensor) -> list[int]:
         random = self._random(2 * self.acted)
         explores = torch.rand(self.replicas, generator=random) < torch.tensor(self.epsilon)
-        anything = torch.randint(self.actions, (self.replicas,), generator=random)
+        left = self._left()
+        anything = torch.randint(len(left), (self.replicas,), generator=random).tolist()
         with torch.no_grad():
-            best = self._outputs(self.net, contexts).argmax(-1)
-            return torch.where(explores, anything, best).tolist()
+            best = self._best(self._outputs(self.net, contexts))
+        chosen = zip(explores.tolist(), anything, best, strict=True)
+        return [left[number] if explore else action for explore, number, action in chosen]
+
+    def _believe(self, requests: Requests, random: np.random.Generator) -> Beliefs:  # noqa: ARG002
+        (epsilon,) = self.epsilon  # type: ignore[misc]
+        allowed = requests.allowed.double()
+        with torch.no_grad():
+            means = self._in_rewards(self._firsts(self.net(self._rows(requests))))
+        probabilities = epsilon * allowed / allowed.sum(1, keepdim=True)
+        probabilities += (1 - epsilon) * frequencies(means[None], requests.allowed)
+        return Beliefs(probabilities, means, torch.zeros_like(means))  # a network alone does not know how sure it is
 
     def _cost(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:  # noqa: ARG002
         return self._likelihood.cost(self.net(inputs), targets)

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesbackprop._errors import Described, check_count, check_type, invalid
 from bayesbackprop._files import check_counter, check_same, read, write
 from bayesbackprop._signals import interrupt_deferred
-from bayesbackprop.bandits.agents import Agent
+from bayesbackprop.bandits.agents import Agent, completed
 from bayesbackprop.bandits.environments import Environment
 
 # Between checkpoints.
@@ -95,6 +95,8 @@ def _write(path: Path, agent: Agent, environments: Sequence[Environment], regret
 def _resume(path: Path, agent: Agent, environments: Sequence[Environment], regret: Tensor) -> int:
     file = read(path, "checkpoint", "simulate")
     about = file.contents.get("about")
+    if isinstance(about, dict) and isinstance(about.get("arguments"), dict):
+        about = {**about, "arguments": completed(type(agent), about["arguments"])}
     if about != _about(agent, environments):
         constraint = "of the same agent and environments; or choose another"
         raise invalid("checkpoint", "simulate", constraint, Described(f"{path}, of {about}"))

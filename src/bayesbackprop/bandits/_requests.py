@@ -1,0 +1,114 @@
+"""What people hand to an agent: checked, and as tensors of its own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesbackprop._errors import Described, check_finite, check_list, invalid
+
+# Of a reward: squares of larger ones, and of their gradients, are not finite in single precision.
+LARGEST_REWARD = 1e15
+# Of a number in a context, for the same reason.
+_LARGEST_FEATURE = 1e6
+
+
+def checked_contexts(owner: str, contexts: Any, features: int) -> Tensor:
+    """Contexts as ``[B, features]``, in memory of their own."""
+    given = check_list(owner, contexts=contexts)
+    if isinstance(given, Tensor | np.ndarray):
+        together = as_numbers(given, torch.float32).clone()
+    else:
+        rows = [as_numbers(context, torch.float32) for context in given]
+        alike = all(row.shape == (features,) for row in rows)
+        together = torch.stack(rows) if rows and alike else torch.empty(0)
+    is_matrix = together.layout is torch.strided and together.dim() == 2 and together.shape[1] == features
+    if is_matrix and bool((together.abs() <= _LARGEST_FEATURE).all()):  # which NaN is not
+        return together
+    for context in given:
+        row = as_numbers(context, torch.float32)
+        if row.shape != (features,):
+            raise invalid("context", owner, f"a vector of {features} numbers", context)
+        check_finite("context", owner, row)
+        if bool((row.abs() > _LARGEST_FEATURE).any()):
+            constraint = f"of numbers in [-{_LARGEST_FEATURE:g}, {_LARGEST_FEATURE:g}]; scale the features to about 1"
+            raise invalid("context", owner, constraint, Described(f"one of {float(row.abs().max()):g}"))
+    return torch.empty(0, features)
+
+
+def checked_masks(owner: str, masks: Any, count: int, actions: int, retired: Sequence[int]) -> Tensor:
+    """Which actions may be taken, ``[count, actions]``; None for all of them that are not retired."""
+    allowed = torch.ones(count, actions, dtype=torch.bool)
+    if masks is not None:
+        given = check_list(owner, masks=masks)
+        if len(given) != count:
+            raise invalid("masks", owner, f"one for each of {count} contexts", len(given))
+        for number, mask in enumerate(given):
+            as_array = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask) if _is_row(mask) else np.empty(0)
+            if as_array.dtype != np.bool_ or as_array.shape != (actions,):
+                raise invalid("mask", owner, f"None, or {actions} of True and False", mask)
+            allowed[number] = torch.from_numpy(as_array.copy())
+    if retired:
+        allowed[:, list(retired)] = False
+    if (masks is not None or retired) and not bool(allowed.any(1).all()):
+        raise invalid("mask", owner, "True for at least one action that is not retired", Described("none"))
+    return allowed
+
+
+def checked_features(owner: str, features: Any, taken: Tensor, actions: int, numbers: int | None) -> Tensor | None:
+    """The numbers of the actions ``taken`` in each request, ``[*taken.shape, numbers]``; None for the agent's own.
+
+    Each request gives them for all actions, ``[actions, numbers]``, or for one that was taken, ``[numbers]``.
+    """
+    if features is None:
+        return None
+    if numbers is None:
+        raise invalid("features", owner, "None, unless the agent has action_features", features)
+    given = check_list(owner, features=features)
+    if len(given) != len(taken):
+        raise invalid("features", owner, f"those of each of {len(taken)} requests", len(given))
+    rows: list[Tensor] = []
+    for each, actions_taken in zip(given, taken, strict=True):
+        codes = as_numbers(each, torch.float32)
+        if codes.shape == (actions, numbers):
+            codes = codes[actions_taken]
+        if codes.shape != (*actions_taken.shape, numbers):
+            constraint = f"{numbers} numbers for each of {actions} actions"
+            raise invalid("features", owner, constraint, each)
+        check_finite("features", owner, codes)
+        rows.append(codes)
+    return torch.stack(rows)
+
+
+def checked_action(owner: str, action: Any, actions: int) -> int:
+    """The number of an action as Python's own; of numpy, or a tensor of one, as well."""
+    if isinstance(action, Tensor) and not action.dim() and not action.is_floating_point() and not action.is_complex():
+        action = action.item()
+    if not isinstance(action, int | np.integer) or isinstance(action, bool) or not 0 <= action < actions:
+        raise invalid("action", owner, f"an int in [0, {actions})", action)
+    return int(action)
+
+
+def checked_rewards(owner: str, rewards: Any, count: int) -> Tensor:
+    """Rewards as ``[count]`` in double precision."""
+    gains = as_numbers(rewards, torch.float64)
+    if gains.shape != (count,) or not bool((gains.abs() <= LARGEST_REWARD).all()):
+        constraint = f"a number in [-{LARGEST_REWARD:g}, {LARGEST_REWARD:g}]; leave out what is not known"
+        raise invalid("reward", owner, constraint, rewards if count != 1 else rewards[0])
+    return gains.clone()
+
+
+def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
+    """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
+    try:
+        return torch.as_tensor(values, dtype=dtype).detach()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return torch.empty(0, 0)
+
+
+def _is_row(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 1
+    return isinstance(value, Sequence) and all(isinstance(each, bool | np.bool_) for each in value)
