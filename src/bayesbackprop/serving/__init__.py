@@ -10,9 +10,9 @@ try:
     import prometheus_client  # noqa: F401
     import sqlalchemy  # noqa: F401
     import uvicorn  # noqa: F401
-except ImportError as error:
+except ModuleNotFoundError as error:
     needs = "bayesbackprop.serving needs fastapi, uvicorn, sqlalchemy and prometheus-client"
-    raise ImportError(f'{needs}: pip install "bayesbackprop[serve]"') from error
+    raise ModuleNotFoundError(f'{needs}: pip install "bayesbackprop[serve]"') from error
 
 from bayesbackprop.serving.app import make_app
 from bayesbackprop.serving.log import Log

@@ -108,7 +108,7 @@ def say_errors_as_json(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> JSONResponse:
-        names = {404: "no_such_page", 405: "other_method"}
+        names = {400: "malformed", 404: "no_such_page", 405: "other_method"}
         name = error.error if isinstance(error, RefusedError) else names.get(error.status_code, "refused")
         return answer(error.status_code, name, error.detail, dict(error.headers or {}))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,6 +154,7 @@ def make_app(settings: Settings) -> FastAPI:
     @app.post("/reward", responses={**_PROBLEMS, **{status: {"model": Problem} for status in (404, 409, 410)}})
     async def reward(body: RewardRequest, service: _Here) -> RewardAnswer:
         """What came of a decision: once, in any order. It is in the log when this is answered, and learnt soon."""
+        _check_rewards([body], service.agent)
         (status,) = await service.writer.reward([body])
         if status in _REFUSED:
             code, message = _REFUSED[status]
@@ -164,6 +165,7 @@ def make_app(settings: Settings) -> FastAPI:
     async def reward_many(body: RewardRequests, service: _Here, response: Response) -> RewardAnswers:
         """Several at once; each has an answer of its own, and the status is 207 if one of them was refused."""
         _check_batch(len(body.rewards), limits)
+        _check_rewards(body.rewards, service.agent)
         statuses = await service.writer.reward(body.rewards)
         if not _REFUSED.keys().isdisjoint(statuses):
             response.status_code = 207
@@ -219,6 +221,14 @@ def _check(request: DecisionRequest, agent: Agent, owner: str) -> None:
         if request.mask is not None and (len(request.mask) != agent.actions or not any(request.mask)):
             got = Described(f"{len(request.mask)}, {sum(request.mask)} of them true")
             raise invalid("mask", owner, f"a list of {agent.actions} booleans, at least one of them true", got)
+    except ValueError as error:
+        raise RefusedError(422, "malformed", str(error)) from None
+
+
+def _check_rewards(rewards: Sequence[RewardRequest], agent: Agent) -> None:
+    """Refuse rewards that the agent could not learn."""
+    try:
+        agent.check_rewards([each.reward for each in rewards])
     except ValueError as error:
         raise RefusedError(422, "malformed", str(error)) from None
 

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,16 +15,17 @@ from bayesbackprop.serving.requests import DecisionRequest
 _POINTS, _REACH = 200, 6.0
 
 
-def decide(agent: Agent, requests: Sequence[DecisionRequest], random: torch.Generator) -> list[Entry]:
+def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator) -> list[Entry]:
     """A decision for each request; the agent stays as it is."""
-    explanations = _explain(agent, requests)
+    explanations = _explain(agent, requests, random)
     means = torch.tensor([each.means for each in explanations], dtype=torch.float64)
     spreads = torch.tensor([each.spreads for each in explanations], dtype=torch.float64)
     allowed = torch.tensor([each.mask or [True] * agent.actions for each in requests])
+    allowed[:, list(agent.retired)] = False
     best = expected_best(means, spreads, allowed).tolist()
     entries = []
     for request, explanation, highest in zip(requests, explanations, best, strict=True):
-        action = explanation.sample(random)
+        action = explanation.at(random.random())
         entries.append(
             Entry(
                 id=uuid.uuid4().hex,
@@ -43,7 +45,7 @@ def decide(agent: Agent, requests: Sequence[DecisionRequest], random: torch.Gene
     return entries
 
 
-def _explain(agent: Agent, requests: Sequence[DecisionRequest]) -> list[Explanation]:
+def _explain(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator) -> list[Explanation]:
     """How the agent would choose; requests with features of the actions and without are two batches."""
     found: dict[int, Explanation] = {}
     for described in (False, True):
@@ -54,7 +56,9 @@ def _explain(agent: Agent, requests: Sequence[DecisionRequest]) -> list[Explanat
                 [each.mask or [True] * agent.actions for each in batch] if any(each.mask for each in batch) else None
             )
             features = [each.features for each in batch] if described else None
-            found |= dict(zip(some, agent.explain_many([each.context for each in batch], masks, features), strict=True))
+            contexts = [each.context for each in batch]
+            explained = agent.explain_many(contexts, masks, features, random=random)
+            found |= dict(zip(some, explained, strict=True))
     return [found[n] for n in range(len(requests))]
 
 

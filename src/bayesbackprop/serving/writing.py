@@ -6,14 +6,14 @@ the more share it.
 
 import asyncio
 import logging
-import os
 import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
+from sqlalchemy.exc import SQLAlchemyError
 
 from bayesbackprop.serving.access import RefusedError
 from bayesbackprop.serving.deciding import decide
@@ -58,7 +58,7 @@ class Writer(threading.Thread):
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._ended = False
         # Two workers, or one that was restarted, must not draw the same actions.
-        self._random = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
+        self._random = np.random.default_rng()
 
     async def decide(self, requests: Sequence[DecisionRequest]) -> list[Entry]:
         """The decisions of one request, when they are in the log."""
@@ -89,11 +89,13 @@ class Writer(threading.Thread):
         while jobs := self._gathered():
             try:
                 self._write(jobs)
-            except Exception as error:  # of the log: nothing was written, or nobody can tell, and clients ask again
+            except SQLAlchemyError as error:  # nothing was written, or nobody can tell: clients ask again
                 _say.warning("The log cannot be written: %s", error)
                 refusal = RefusedError(503, "log_unavailable", "The log cannot be written now. Try the same again.")
-                for job in jobs:
-                    job.result = job.result or refusal
+                _refuse(jobs, refusal)
+            except Exception:  # a fault of ours: the others need not wait for ever
+                _say.exception("The writer failed.")
+                _refuse(jobs, RefusedError(500, "failed", "The service failed; its own log of errors says how."))
             for loop in {job.loop for job in jobs}:
                 loop.call_soon_threadsafe(_settle, [job for job in jobs if job.loop is loop])
 
@@ -145,6 +147,11 @@ class Writer(threading.Thread):
             else:
                 for job in deciding:
                     self._decide([job])
+
+
+def _refuse(jobs: Sequence[_Job], refusal: RefusedError) -> None:
+    for job in jobs:
+        job.result = job.result or refusal
 
 
 def _settle(jobs: Sequence[_Job]) -> None:
