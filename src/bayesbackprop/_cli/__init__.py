@@ -50,6 +50,7 @@ class Panel(NamedTuple):
 
 
 _TABLES = Extra("tables", ("matplotlib", "pandas", "pyarrow", "sklearn"))
+_SERVE = Extra("serve", ("fastapi", "prometheus_client", "sqlalchemy", "uvicorn"))
 _PAPER = Extra("paper", ("matplotlib", "optuna", "plotly", "pooch"))
 
 # The library names the package of the paper's reproduction here and nowhere else.
@@ -64,6 +65,12 @@ PANELS = (
             Command("show", "show", "command", "Show what is in a file of this library."),
             Command("prune", "prune", "command", "Remove the weights that say least; write what is left."),
         ),
+    ),
+    Panel(
+        "A service that decides and learns (it needs the extra 'serve')",
+        "bayesbackprop._cli",
+        _SERVE,
+        (Command("serve", "serve", "app", "Serve a bandit over HTTP; export its log."),),
     ),
     Panel(
         "The paper's experiments (they need the extra 'paper')",

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bayesbackprop import likelihoods, priors
-from bayesbackprop._errors import Described, check_count, check_list, check_positive, check_seed, invalid
+from bayesbackprop._errors import Described, check_count, check_list, check_positive, check_seed, check_type, invalid
 from bayesbackprop._files import check_counter, check_same, write
 from bayesbackprop.bandits._requests import (
     checked_action,
@@ -162,11 +162,18 @@ class Agent(ABC):
         one = None if mask is None else [mask], None if features is None else [features]
         return self.explain_many([context], *one)[0]
 
-    def explain_many(self, contexts: Any, masks: Any = None, features: Any = None) -> list[Explanation]:
-        """:meth:`explain` for each of ``contexts``, ``[B, features]``."""
+    def explain_many(
+        self, contexts: Any, masks: Any = None, features: Any = None, *, random: np.random.Generator | None = None
+    ) -> list[Explanation]:
+        """:meth:`explain` for each of ``contexts``, ``[B, features]``.
+
+        Whoever decides by explanations, and keeps a ledger of their own, takes the noise from their own ``random``:
+        else it is the same until something is learnt.
+        """
         requests = self._requests("explain", contexts, masks, features)
+        check_type("explain_many", np.random.Generator | None, "None or a generator of numpy", random=random)
         with self._turns:
-            return self._explain(requests, self._decision_random())
+            return self._explain(requests, random or self._decision_random())
 
     def _explain(self, requests: Requests, random: np.random.Generator) -> list[Explanation]:
         found: list[Explanation] = []
@@ -197,6 +204,11 @@ class Agent(ABC):
         finally:  # in vain, if one could not be learnt
             for each, _ in left:
                 self._ledger.give_back(each)
+
+    def check_rewards(self, rewards: Sequence[float] | Tensor) -> None:
+        """Refuse rewards that this agent cannot learn, such as 0.5 where it counts; nothing changes."""
+        owner = self._check_alone("check_rewards")
+        self._check_rewards(owner, checked_rewards(owner, check_list(owner, rewards=rewards), len(rewards)))
 
     @property
     def waiting(self) -> int:

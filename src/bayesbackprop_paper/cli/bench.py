@@ -1,6 +1,7 @@
 """``bbb bench``."""
 
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,7 @@ _WIDTH = 120
 
 _UNITS = [400, 1200, 2400]
 _IMAGES = [1, 128, 1000]
+_SERVED = ["linear", "thompson"]
 _ENVIRONMENTS = list(bandits.COMPARED)
 
 app = typer.Typer(help="Measure speed against plain PyTorch and other libraries.", no_args_is_help=True)
@@ -248,6 +250,56 @@ def bandit(
     if json is not None:
         regrets.write_json(comparison, json)
     _print(regrets.terminal(comparison))
+
+
+@app.command()
+def serve(
+    json: Json = None,
+    agents: Annotated[list[str], typer.Option("--agent", help="May be repeated.")] = _SERVED,
+    features: Annotated[int, typer.Option(min=1, help="The width of a context.")] = 10,
+    actions: Annotated[int, typer.Option(min=1, help="How many there are.")] = 3,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that answer.")] = 1,
+    clients: Annotated[int, typer.Option(min=1, max=64, help="Connections that ask at the same time.")] = 8,
+    seconds: Annotated[float, typer.Option(min=1, max=120, help="Of each measurement.")] = 15,
+    kills: Annotated[int, typer.Option(min=0, max=1000, help="Also kill a service so often.")] = 0,
+    seed: Seed = 0,
+) -> None:
+    """`bbb serve` on this machine's loopback: requests a second and their times while it learns; and what kills lose.
+
+    Clients ask for a decision and send its reward, one after the other, as fast as they can.
+
+    Example: `bbb bench serve --kills 100`
+    """
+    from bayesbackprop_paper.bench import serving  # here and not above: it has an extra of its own
+
+    command = f"bbb bench serve {' '.join(f'--agent {name}' for name in agents)} --features {features}"
+    command += f" --actions {actions} --workers {workers} --clients {clients} --seconds {seconds:g} --kills {kills}"
+    run = this_run("serve", f"{command} --seed {seed}", 1, 1, seed, [])
+    console, loads, killed = rich.console.Console(stderr=True), [], None
+    with console.status("") as status:
+        for name in agents:
+            status.update(f"load: {name}")
+            with tempfile.TemporaryDirectory() as folder:
+                loads.append(serving.measure(Path(folder), name, features, actions, workers, clients, seconds))
+        if kills:
+            status.update(f"{kills} kills")
+            with tempfile.TemporaryDirectory() as folder:
+                killed = serving.survive(Path(folder), kills, seed)
+    if json is not None:
+        found = {"run": asdict(run), "load": [asdict(each) for each in loads], "kills": killed and asdict(killed)}
+        write_atomically(json, jsons.dumps(found, indent=1).encode())
+    columns = ("agent", "requests/s", "decide p50, p99 [ms]", "reward p50, p99 [ms]", "learnt", "lag", "errors")
+    table = rich.table.Table(*columns, title=f"{clients} clients, {workers} workers, {seconds:g} s")
+    for each in loads:
+        times = f"{each.decide_p50}, {each.decide_p99}", f"{each.reward_p50}, {each.reward_p99}"
+        counts = map(str, (each.learnt, each.lag, each.errors))
+        table.add_row(each.agent, str(each.requests_per_second), *times, *counts)
+    shown = rich.console.Console(soft_wrap=True, highlight=False)
+    shown.print(table)
+    if killed is not None:
+        shown.print(killed.sentence)
+        if killed.problems:
+            raise RuntimeError("; ".join(killed.problems[:5]))
 
 
 @app.command()

@@ -1,0 +1,78 @@
+"""Decisions to be logged, from what the agent makes of requests."""
+
+import uuid
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesbackprop.bandits import Agent, Explanation
+from bayesbackprop.serving.log import Entry
+from bayesbackprop.serving.requests import DecisionRequest
+
+# Points of the integral below, and how many standard deviations it reaches.
+_POINTS, _REACH = 200, 6.0
+
+
+def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator) -> list[Entry]:
+    """A decision for each request; the agent stays as it is."""
+    explanations = _explain(agent, requests, random)
+    means = torch.tensor([each.means for each in explanations], dtype=torch.float64)
+    spreads = torch.tensor([each.spreads for each in explanations], dtype=torch.float64)
+    allowed = torch.tensor([each.mask or [True] * agent.actions for each in requests])
+    allowed[:, list(agent.retired)] = False
+    best = expected_best(means, spreads, allowed).tolist()
+    entries = []
+    for request, explanation, highest in zip(requests, explanations, best, strict=True):
+        action = explanation.at(random.random())
+        entries.append(
+            Entry(
+                id=uuid.uuid4().hex,
+                request=request.request,
+                context=request.context,
+                mask=request.mask,
+                features=request.features,
+                action=action,
+                propensity=explanation.probabilities[action],
+                probabilities=[*explanation.probabilities],
+                means=[*explanation.means],
+                spreads=[*explanation.spreads],
+                explored=action != explanation.best,
+                loss=max(0.0, highest - explanation.means[action]),
+            )
+        )
+    return entries
+
+
+def _explain(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator) -> list[Explanation]:
+    """How the agent would choose; requests with features of the actions and without are two batches."""
+    found: dict[int, Explanation] = {}
+    for described in (False, True):
+        some = [n for n, each in enumerate(requests) if (each.features is not None) is described]
+        if some:
+            batch = [requests[n] for n in some]
+            masks = (
+                [each.mask or [True] * agent.actions for each in batch] if any(each.mask for each in batch) else None
+            )
+            features = [each.features for each in batch] if described else None
+            contexts = [each.context for each in batch]
+            explained = agent.explain_many(contexts, masks, features, random=random)
+            found |= dict(zip(some, explained, strict=True))
+    return [found[n] for n in range(len(requests))]
+
+
+def expected_best(means: Tensor, spreads: Tensor, allowed: Tensor) -> Tensor:
+    """E max_a r_a of independent r_a ~ N(mean_a, spread_a^2) over the allowed actions, ``[n, actions]`` to ``[n]``.
+
+    The regret that an agent expects of an action is this less the action's mean. With F = prod_a Phi((x - mean_a) /
+    spread_a), which is 0 below some l and 1 above some h, it is h - integral of F from l to h.
+    """
+    s = spreads.clamp(min=1e-12 * (1 + float(means.abs().max())))
+    low = (means - _REACH * s).masked_fill(~allowed, -torch.inf).amax(1)
+    high = (means + _REACH * s).masked_fill(~allowed, -torch.inf).amax(1)
+    steps = torch.linspace(0, 1, _POINTS, dtype=means.dtype)
+    x = low[:, None] + (high - low)[:, None] * steps
+    each = torch.special.ndtr((x[:, :, None] - means[:, None]) / s[:, None])
+    below = each.masked_fill(~allowed[:, None], 1.0).prod(-1)
+    return high - torch.trapezoid(below, x, dim=1)

@@ -1,0 +1,133 @@
+"""``bbb serve``: what it refuses before it listens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import bbb
+from services import settings_in
+
+from bayesbackprop.bandits import LinearThompson, Uniform  # isort: skip
+from bayesbackprop.serving import Log, Settings, command  # isort: skip
+from bayesbackprop.serving.app import open_log  # isort: skip
+
+pytestmark = pytest.mark.identities
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would have been run."""
+    calls: list[Any] = []
+    monkeypatch.setattr(command.uvicorn, "run", lambda app, **options: calls.append((app, options)))
+    monkeypatch.setattr(command, "prepare_process", lambda: None)
+    monkeypatch.delenv("BBB_SERVE_TOKEN", raising=False)
+    monkeypatch.delenv("BBB_SERVE_READ_TOKEN", raising=False)
+    return calls
+
+
+def test_by_default_it_listens_to_this_machine(tmp_path: Path, started: list[Any]) -> None:
+    done = bbb("serve", "--features", 3, "--actions", 2, "--log", tmp_path / "a" / "log.sqlite", "--agent", "linear")
+    assert done.exit_code == 0, done.exception
+    ((_, options),) = started
+    assert (options["host"], options["port"]) == ("127.0.0.1", 8000)
+    assert (tmp_path / "a" / "log.sqlite").exists()
+
+
+def test_it_goes_on_with_a_log_that_knows_its_sizes(tmp_path: Path, started: list[Any]) -> None:
+    log = tmp_path / "log.sqlite"
+    assert bbb("serve", "--features", 3, "--actions", 2, "--log", log, "--agent", "linear").exit_code == 0
+    assert bbb("serve", "--log", log).exit_code == 0
+    assert bbb("serve", "--log", log, "--features", 3, "--agent", "linear").exit_code == 0
+    assert len(started) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--features", 4), "'features' parameter of Settings must be that of the log"),
+        (("--actions", 3), "'actions' parameter of Settings must be that of the log"),
+        (("--agent", "uniform"), "which was made for LinearThompson"),
+        (("--agent", "nonsense"), "which was made for LinearThompson"),
+    ],
+)
+def test_a_log_of_another_bandit_is_refused(
+    options: tuple[Any, ...], said: str, tmp_path: Path, started: list[Any]
+) -> None:
+    log = tmp_path / "log.sqlite"
+    bbb("serve", "--features", 3, "--actions", 2, "--log", log, "--agent", "linear")
+    done = bbb("serve", "--log", log, *options)
+    assert said in str(done.exception)
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--features", 3), "'actions' parameter of Settings must be given where the log is new"),
+        (("--actions", 3), "'features' parameter of Settings must be given where the log is new"),
+        (("--features", 3, "--actions", 2, "--agent", "nonsense"), "a file that agent.save wrote"),
+        (("--features", 3, "--actions", 2, "--host", "0.0.0.0"), "unless there is a token"),
+    ],
+)
+def test_what_is_missing_is_said_and_nothing_is_made(
+    options: tuple[Any, ...], said: str, tmp_path: Path, started: list[Any]
+) -> None:
+    done = bbb("serve", "--log", tmp_path / "log.sqlite", *options)
+    assert said in str(done.exception)
+    assert not started
+    assert not (tmp_path / "log.sqlite").exists()
+
+
+def test_other_machines_need_a_token_or_a_word(tmp_path: Path, started: list[Any], monkeypatch: Any) -> None:
+    options = ("serve", "--features", 3, "--actions", 2, "--log", tmp_path / "log.sqlite", "--host", "0.0.0.0")
+    assert bbb(*options, "--no-token").exit_code == 0
+    file = tmp_path / "token"
+    file.write_text("a-token-of-many-letters\n")
+    assert bbb(*options, "--token-file", file).exit_code == 0
+    monkeypatch.setenv("BBB_SERVE_TOKEN", "a-token-of-many-letters")
+    assert bbb(*options).exit_code == 0
+    assert len(started) == 3
+
+
+def test_a_token_for_reading_alone_protects_nothing(tmp_path: Path, started: list[Any], monkeypatch: Any) -> None:
+    monkeypatch.setenv("BBB_SERVE_READ_TOKEN", "a-token-of-many-letters")
+    done = bbb("serve", "--features", 3, "--actions", 2, "--log", tmp_path / "log.sqlite")
+    assert "alone it protects nothing" in str(done.exception)
+
+
+def test_the_agent_may_be_a_file(tmp_path: Path) -> None:
+    agent = LinearThompson(3, 2, precision=2.0)
+    agent.observe([1.0, 0.0, 0.0], 1, 5.0)
+    agent.save(tmp_path / "warm.agent")
+    settings = settings_in(tmp_path, agent=str(tmp_path / "warm.agent"))
+    log = Log(settings.url)
+    found = open_log(log, settings)
+    assert isinstance(found, LinearThompson)
+    assert (found.precision, found.observed) == (2.0, 1)
+    with pytest.raises(ValueError, match="which was made for 3"):
+        open_log(log, Settings(settings.log, features=4))
+    Uniform(3, 2).save(tmp_path / "other.agent")
+    with pytest.raises(ValueError, match="which was made for LinearThompson"):
+        open_log(log, Settings(settings.log, agent=str(tmp_path / "other.agent")))
+    log.close()
+
+
+def test_replicas_are_refused(tmp_path: Path) -> None:
+    LinearThompson(3, 2, replicas=2).save(tmp_path / "many.agent")
+    with pytest.raises(ValueError, match="one agent, not several replicas"):
+        settings_in(tmp_path, agent=str(tmp_path / "many.agent")).make_agent()
+
+
+def test_urls() -> None:
+    assert Settings("a.sqlite").url == f"sqlite:///{Path('a.sqlite').absolute()}"
+    assert Settings("postgres://u@h/d").url == Settings("postgresql://u@h/d").url == "postgresql+psycopg://u@h/d"
+    assert str(Settings("/x/a.sqlite").folder) == "/x/a.sqlite.snapshots"
+    assert str(Settings("postgresql://u@h/d", "/y").folder) == "/y"
+
+
+def test_help() -> None:
+    done = bbb("serve", "--help")
+    assert done.exit_code == 0
+    for option in ("--features", "--token-file", "--workers", "export"):
+        assert option in done.output
