@@ -727,6 +727,7 @@ TABLE: dict[str, Entry] = {
         sigma=POSITIVE,
         exploration=NOT_NEGATIVE,
         settling=COUNT | "None",
+        optimism=NOT_NEGATIVE | "None",
         draws=COUNT,
         temperature=NOT_NEGATIVE,
         rho_rate=POSITIVE,

@@ -66,7 +66,7 @@ SMALL: dict[str, Any] = {"hidden": [6], "updates": 2, "batch_size": 4, "memory":
 # Thompson sampling as in the paper, with several draws.
 _PAPER: dict[str, Any] = {
     "encoding": "input", "likelihood": Gaussian(0.5), "scale": 2.0, "exploration": 1.0, "settling": None, "sigma": 0.3,
-    "draws": 2, "rho_rate": 3.0, "temperature": 0.5,
+    "draws": 2, "rho_rate": 3.0, "temperature": 0.5, "optimism": None,
 }  # fmt: skip
 
 KINDS: dict[str, Callable[..., Agent]] = {

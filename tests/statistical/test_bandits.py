@@ -137,7 +137,7 @@ def test_each_replica_explores_as_often_as_its_epsilon_says() -> None:
 def test_thompson_sampling_takes_an_action_as_often_as_its_draws_find_it_best(draws: int, settling: int | None) -> None:
     # A linear network: the difference of two outputs is normal, and its average over draws too.
     options: Any = {"hidden": (), "sigma": 0.5, "draws": draws, "likelihood": Gaussian(1.0), "settling": settling}
-    agent: Any = ThompsonSampling(2, 2, exploration=0.8, replicas=3, seed=3, **options)
+    agent: Any = ThompsonSampling(2, 2, exploration=0.8, optimism=None, replicas=3, seed=3, **options)
     tries = torch.tensor([[20, 0], [3, 7], [0, 5]])
     with torch.no_grad():
         agent._tries.copy_(tries)
@@ -228,6 +228,7 @@ def test_the_linear_agent_finds_the_best_action() -> None:
 
 PAPER: dict[str, Any] = {
     "encoding": "input", "scale": 1.0, "halving": None, "exploration": 1.0, "settling": None, "temperature": 1.0,
+    "optimism": None,
 }  # fmt: skip
 
 

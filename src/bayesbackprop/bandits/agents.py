@@ -47,13 +47,15 @@ from bayesbackprop.priors import Prior
 _STRIDE = 1_000_003
 
 # What counts or is a sum of squares.
-_NEVER_NEGATIVE = ("actions", "began", "count", "errors", "exp_avg_sq", "is_number", "scale", "square", "step", "tries")
+_NEVER_NEGATIVE = (
+    "actions", "began", "below", "count", "errors", "exp_avg_sq", "is_number", "scale", "square", "step", "tries",
+)  # fmt: skip
 
 # Requests that are explained at a time: others decide in between.
 _AT_A_TIME = 512
 
 # Arguments that files of older versions lack.
-_LATER: dict[str, Any] = {"most_waiting": 100_000, "expiry": None, "candidates": 100}
+_LATER: dict[str, Any] = {"most_waiting": 100_000, "expiry": None, "candidates": 100, "optimism": None}
 
 _TURNS = ("_saves", "_rounds", "_turns")
 
@@ -509,6 +511,8 @@ class Agent(ABC):
                 raise ValueError(f"{name} is negative")
             if last == "actions" and bool((tensor >= self.actions).any()):
                 raise ValueError(f"{name} that there are not")
+            if last == "inverse" and not bool((tensor.diagonal(dim1=-2, dim2=-1) >= 0).all()):
+                raise ValueError(f"{name} that is not one")
             if last == "root":
                 matrix, positive = tensors["matrix"], bool((tensor.diagonal(dim1=-2, dim2=-1) > 0).all())
                 if not positive or not bool((tensor @ tensor.mT - matrix).abs().max() <= 1e-9 * matrix.abs().max()):

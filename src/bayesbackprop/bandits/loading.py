@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import check_type, invalid
 from bayesbackprop._files import read
+from bayesbackprop.bandits._regression import fits, shape_of
 from bayesbackprop.bandits.agents import WAITING, Agent, Uniform, completed
 from bayesbackprop.bandits.linear import LinearThompson
 from bayesbackprop.bandits.network import numbers_of
@@ -90,6 +91,10 @@ def _check_sizes(kind: type[Agent], arguments: dict[str, Any], tensors: dict[str
         sizes = [features + coded if is_input else features, *hidden, numbers * (1 if is_input else actions)]
         expected = {f"parameter.{2 * n}": [replicas, *reversed(pair)] for n, pair in enumerate(pairwise(sizes))}
         expected["contexts"] = [memory, replicas, features if codes is None else features + coded]
+        described = 0 if codes is None else coded
+        if arguments.get("optimism") is not None and fits(features, actions, described):
+            models, size = shape_of(features, actions, described)
+            expected["regression.inverse"] = [replicas, models, size, size]
     if any(type(number) is not int or number < 1 for number in claimed):
         raise ValueError(f"sizes {claimed!r:.80}")
     if any(list(tensors[name].shape) != shape for name, shape in expected.items()):

@@ -26,6 +26,7 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop.bandits._changes import RECENT, Changes
+from bayesbackprop.bandits._regression import Regression, fits
 from bayesbackprop.bandits._requests import LARGEST_REWARD, as_numbers
 from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.decisions import Beliefs, Numbers, Requests, by_draws, frequencies
@@ -233,13 +234,16 @@ class NeuralAgent(Agent):
         """The world has changed for some replicas: what they saw before they noticed is all that they know of it."""
         self._began[changed] = max(0, self.observed - RECENT)
 
-    def _notice(self, contexts: Tensor, actions: Tensor) -> None:
-        """Find out whether the world has changed, from the newest reward before it is learnt."""
-        assert self._changes is not None
-        with torch.no_grad():
-            expected = self._likelihood.expected(self._outputs(self.net, contexts))
+    def _judges(self) -> bool:
+        """Whether the newest reward is compared with what was expected."""
+        return self._changes is not None
+
+    def _judge(self, contexts: Tensor, actions: Tensor, expected: Tensor) -> None:  # noqa: ARG002
+        """Find out whether the world has changed, from what the network expected before the newest was learnt."""
+        if self._changes is None:
+            return
         newest = self._rewards[self.observed % self.memory] / self._found_scale
-        changed = self._changes.see((newest - expected.gather(-1, actions[:, None])[:, 0]).abs())
+        changed = self._changes.see((newest - expected).abs())
         if bool(changed.any()):
             self._begin_anew(changed)
 
@@ -259,8 +263,10 @@ class NeuralAgent(Agent):
             unknown.see(units)
         if self._finds_scale:
             self._find_scale(rewards.square(), 1)
-        if self._changes is not None:
-            self._notice(contexts, actions)
+        if self._judges():
+            with torch.no_grad():
+                expected = self._likelihood.expected(self._outputs(self.net, contexts))
+            self._judge(contexts, actions, expected.gather(-1, actions[:, None])[:, 0])
 
     def _remember_many(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Observations of an agent alone, the oldest first; none of them can tell whether the world has changed."""
@@ -386,8 +392,15 @@ class ThompsonSampling(NeuralAgent):
     value = mean + (drawn - mean) * exploration * sqrt(settling / (1 + n) * (1 + log r) * max(1, r / K))
 
     A Gaussian on each weight knows little about how often an action was tried. Without the factor an agent stays away
-    for good from an action that was bad luck at first, and goes on to try what it knows well. The arguments besides
-    those of :class:`NeuralAgent`:
+    for good from an action that was bad luck at first, and goes on to try what it knows well.
+
+    Beside the network a linear regression learns the rewards exactly, and so from few. The value of an action is
+
+    w * linear + (1 - w) * network + exploration * optimism * error
+
+    where the share w is that which predicted recent rewards best, give or take exploration * optimism of its own standard
+    errors, at random, and the error is the regression's, which says how little was seen of actions in contexts like
+    this one. The arguments besides those of :class:`NeuralAgent`:
 
     Args:
         prior: On the weights; None for ``Normal(1)``.
@@ -395,6 +408,9 @@ class ThompsonSampling(NeuralAgent):
         exploration: How far draws are from their mean, as a multiple of what the posterior says.
         settling: How often an action is tried until its draws are as near to their mean as the posterior says. None:
             they always are, and with ``exploration=1`` this is Thompson sampling as in the paper.
+        optimism: How many standard errors of a linear regression an action is given the benefit of. None: there is no
+            regression beside the network; nor is there one whose matrices of (features + 1)^2 numbers for each action
+            would have more than 4 million.
         draws: Networks to average at a decision: the more, the less it explores.
         temperature: A factor on the complexity cost; 1 is Bayes.
         rho_rate: The learning rate of rho, as a multiple of that of mu.
@@ -411,6 +427,7 @@ class ThompsonSampling(NeuralAgent):
     sigma: float = 0.05
     exploration: float = 1.0
     settling: int | None = 20
+    optimism: float | None = 0.5
     draws: int = 1
     temperature: float = 0.03
     rho_rate: float = 1.0
@@ -425,12 +442,17 @@ class ThompsonSampling(NeuralAgent):
         vars(self).update(settling)
         vars(self).update(check_positive(owner, rho_rate=self.rho_rate, sigma=self.sigma))
         vars(self).update(check_not_negative(owner, temperature=self.temperature, exploration=self.exploration))
+        optimism = {} if self.optimism is None else check_not_negative(owner, optimism=self.optimism)
+        vars(self).update(optimism)
         self.prior = Normal(1.0) if self.prior is None else self.prior
         check_type(owner, Prior, "None, or a Prior such as Normal(1.0)", prior=self.prior)
         self.model = Bayesian(self.net, self._likelihood, self.prior, sigma=self.sigma, seed=self.seed)
         # An agent learns alone, whatever other processes do.
         self._objective = FreeEnergy(self.model, n=self.memory, temperature=self.temperature, own_averaging=True)
         self._tries = torch.zeros(self.replicas, self.actions, dtype=torch.int64)
+        shape = self.actions, self.features, self._numbers or 0
+        has_regression = self.optimism is not None and fits(self.features, self.actions, self._numbers or 0)
+        self._regression = Regression(self.replicas, *shape) if has_regression else None
         rate_of_rho = self.learning_rate * self.rho_rate
         self._optimiser = _adam(
             (self.net, self.learning_rate), (self.model.rho, rate_of_rho), (self._likelihood, self.learning_rate)
@@ -443,7 +465,16 @@ class ThompsonSampling(NeuralAgent):
             if self.exploration != 1 or self.settling is not None:
                 mean, width = self._outputs(self.net, contexts), self._widths()
                 drawn = [mean + (each - mean) * width for each in drawn]
-            return self._best(torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0))
+            expected = torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0)
+            if self._regression is not None:
+                errors, random = self._errors, self._random(2 * self.acted)
+                linear, error = self._regression.expect(contexts[:, None], self._own_codes(self.replicas, 1))
+                share = self._regression.share(
+                    errors * torch.randn(self.replicas, dtype=torch.float64, generator=random)
+                )
+                network = (expected * self._found_scale[:, None]).double()
+                expected = torch.lerp(network, linear[:, 0], share[:, None]) + errors * error[:, 0]
+            return self._best(expected)
 
     def _believe(self, requests: Requests, random: np.random.Generator) -> Beliefs:
         rows, many, noise = self._rows(requests), self.candidates * self.draws, int(random.integers(INT64))
@@ -453,8 +484,30 @@ class ThompsonSampling(NeuralAgent):
             drawn = self._firsts(self.model.outputs(rows, draws=many, seed=noise, estimator=estimator))
             mean = self._firsts(self.net(rows))
             values = self._in_rewards(torch.cat([mean[None], torch.lerp(mean, drawn, self._widths())]))
-        by_candidate = values[1:].reshape(self.candidates, self.draws, *mean.shape)
-        return by_draws(by_candidate.mean(1), values[0], requests.allowed)
+        means, draws = values[0], values[1:].reshape(self.candidates, self.draws, *mean.shape).mean(1)
+        if self._regression is not None:
+            codes = self._own_codes(1, len(mean)) if requests.codes is None else requests.codes[None]
+            linear, error = (
+                each[0].numpy() * (self.scale or 1.0)
+                for each in self._regression.expect(requests.contexts[None], codes)
+            )
+            # The first share is the one that fits best.
+            errors = self._errors * torch.from_numpy(random.standard_normal(1 + self.candidates)).index_fill_(
+                0, torch.tensor(0), 0.0
+            )
+            best, *shares = self._regression.share(errors).tolist()
+            means = means + best * (linear - means)
+            draws = draws + np.array(shares)[:, None, None] * (linear - draws) + self._errors * error
+        return by_draws(draws, means, requests.allowed)
+
+    @property
+    def _errors(self) -> float:
+        """How many standard errors of the regression count."""
+        return self.exploration * (self.optimism or 0.0)
+
+    def _own_codes(self, replicas: int, count: int) -> Tensor | None:
+        """The agent's own numbers of the actions for so many contexts, if it has any."""
+        return None if self.action_features is None else self._codes.expand(replicas, count, -1, -1)
 
     def _widths(self) -> Tensor:
         """How far from the mean the draws for each action are, ``[replicas, actions]``, in units of the posterior's."""
@@ -473,21 +526,37 @@ class ThompsonSampling(NeuralAgent):
     def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         super()._remember(contexts, actions, rewards)
         self._tries[torch.arange(self.replicas), actions] += 1
+        if self._regression is not None:
+            self._regression.learn(contexts, actions, rewards / (self.scale or 1.0))
+
+    def _judges(self) -> bool:
+        return self._regression is not None or super()._judges()
+
+    def _judge(self, contexts: Tensor, actions: Tensor, expected: Tensor) -> None:
+        if self._regression is not None:
+            newest = self._rewards[self.observed % self.memory].double()
+            self._regression.compare(contexts, actions, newest, (expected * self._found_scale).double())
+        super()._judge(contexts, actions, expected)
 
     def _remember_many(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         super()._remember_many(contexts, actions, rewards)
         self._tries += actions.bincount(minlength=self.actions)
+        if self._regression is not None:
+            self._regression.learn_many(contexts, actions, rewards / (self.scale or 1.0))
 
     def _begin_anew(self, changed: Tensor) -> None:
         super()._begin_anew(changed)
         self._tries[changed] = 0
+        if self._regression is not None:
+            self._regression.forget(changed)
 
     def _minimise(self, inputs: Tensor, targets: Tensor, remembered: int) -> Tensor:
         return self._optimiser.minimise(self._objective, inputs, targets, n=remembered)
 
     def _tensors(self) -> dict[str, Tensor]:
         tries = {} if self.settling is None else {"tries": self._tries}
-        return {**super()._tensors(), **tries, "step": self._objective.step}
+        regression = {} if self._regression is None else self._regression.tensors()
+        return {**super()._tensors(), **tries, **regression, "step": self._objective.step}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
