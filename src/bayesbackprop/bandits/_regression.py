@@ -1,4 +1,4 @@
-"""A linear regression beside a network: what it expects, how little it has seen of the like, and how far to trust it."""
+"""A linear regression beside a network: what it expects, how little it has seen of the like, how far to trust it."""
 
 import torch
 import torch.nn.functional as F

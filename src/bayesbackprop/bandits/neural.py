@@ -398,9 +398,9 @@ class ThompsonSampling(NeuralAgent):
 
     w * linear + (1 - w) * network + exploration * optimism * error
 
-    where the share w is that which predicted recent rewards best, give or take exploration * optimism of its own standard
-    errors, at random, and the error is the regression's, which says how little was seen of actions in contexts like
-    this one. The arguments besides those of :class:`NeuralAgent`:
+    where the share w is that which predicted recent rewards best, give or take exploration * optimism of its own
+    standard errors, at random, and the error is the regression's, which says how little was seen of actions in contexts
+    like this one. The arguments besides those of :class:`NeuralAgent`:
 
     Args:
         prior: On the weights; None for ``Normal(1)``.
@@ -487,15 +487,10 @@ class ThompsonSampling(NeuralAgent):
         means, draws = values[0], values[1:].reshape(self.candidates, self.draws, *mean.shape).mean(1)
         if self._regression is not None:
             codes = self._own_codes(1, len(mean)) if requests.codes is None else requests.codes[None]
-            linear, error = (
-                each[0].numpy() * (self.scale or 1.0)
-                for each in self._regression.expect(requests.contexts[None], codes)
-            )
-            # The first share is the one that fits best.
-            errors = self._errors * torch.from_numpy(random.standard_normal(1 + self.candidates)).index_fill_(
-                0, torch.tensor(0), 0.0
-            )
-            best, *shares = self._regression.share(errors).tolist()
+            found = self._regression.expect(requests.contexts[None], codes)
+            linear, error = (each[0].numpy() * (self.scale or 1.0) for each in found)
+            luck = np.append(0.0, random.standard_normal(self.candidates))
+            best, *shares = self._regression.share(torch.from_numpy(self._errors * luck)).tolist()
             means = means + best * (linear - means)
             draws = draws + np.array(shares)[:, None, None] * (linear - draws) + self._errors * error
         return by_draws(draws, means, requests.allowed)
