@@ -13,7 +13,7 @@ import rich.progress
 import rich.table
 import typer
 
-from bayesbackprop_paper.experiments.bandit import AGENTS, ENVIRONMENTS, Job, means, run_all
+from bayesbackprop_paper.experiments.bandit import AGENTS, ENVIRONMENTS, Job, jobs_of, means, run_all
 
 app = typer.Typer(help="Contextual bandits: agents that explore by themselves.", no_args_is_help=True)
 
@@ -44,7 +44,8 @@ def run(
 
     Example: `bbb bandit run mushroom --agent bbb --agent greedy --steps 1000`
     """
-    jobs = [Job(environment, (agent,), tuple(range(seed, seed + seeds)), steps, updates) for agent in agents]
+    numbers = tuple(range(seed, seed + seeds))
+    jobs = jobs_of(environment, [(agent,) for agent in agents], numbers, steps, updates)
     with live(jobs) as says:
         points = run_all(jobs, runs / "bandit", cores, says)
     console = rich.console.Console()

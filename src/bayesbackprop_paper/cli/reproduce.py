@@ -263,7 +263,7 @@ def reproduce_fig6(
     """
     results = results or (runs / "quick" if quick else _RESULTS)
     numbers, steps = tuple(range(seeds or (2 if quick else 5))), steps or (500 if quick else 50_000)
-    jobs = [bandit.Job("mushroom", group, numbers, steps, updates) for group in bandit.GROUPS]
+    jobs = bandit.jobs_of("mushroom", bandit.GROUPS, numbers, steps, updates)
     with live(jobs) as says:
         points = bandit.run_all(jobs, runs / "bandit", cores, says)
     rich.console.Console().print(bandit.fig6(points, results, _command()))

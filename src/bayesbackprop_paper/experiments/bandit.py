@@ -49,7 +49,7 @@ ENVIRONMENTS: Mapping[str, Callable[[int], Environment]] = {
 _EPSILONS = {"greedy": 0.0, "epsilon-1": 0.01, "epsilon-5": 0.05}
 AGENTS = ("bbb", *_EPSILONS, "linear", "uniform")
 
-# Those of figure 6 in two jobs: plain networks are one batch, whatever their epsilon.
+# Those of figure 6: plain networks are one batch, whatever their epsilon.
 GROUPS: tuple[tuple[str, ...], ...] = (("bbb",), tuple(_EPSILONS))
 
 # The agents of figure 6: the colour, the name, and the column of the published curve.
@@ -99,6 +99,17 @@ class Job:
     def runs(self) -> list[tuple[str, int]]:
         """The agent and the seed of each replica."""
         return [(agent, seed) for agent in self.agents for seed in self.seeds]
+
+
+def jobs_of(
+    environment: str, groups: Iterable[tuple[str, ...]], seeds: tuple[int, ...], steps: int, updates: int
+) -> list[Job]:
+    """The runs of groups of agents. Each of Thompson sampling is a job: an agent alone is quicker than one of several."""
+    return [
+        Job(environment, group, some, steps, updates)
+        for group in groups
+        for some in ([(seed,) for seed in seeds] if group == ("bbb",) else [seeds])
+    ]
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def curves(folder: Path, seed: int, tracked: Tracked) -> None:
 def jobs(seed: int) -> list[bandit.Job]:
     """Thompson sampling and the epsilon-greedy agents on mushrooms."""
     seeds = tuple(range(seed, seed + _RUNS))
-    return [bandit.Job("mushroom", group, seeds, _BANDIT_STEPS, _UPDATES) for group in bandit.GROUPS]
+    return bandit.jobs_of("mushroom", bandit.GROUPS, seeds, _BANDIT_STEPS, _UPDATES)
 
 
 def page(folder: Path, results: Path, images: data.Images) -> Path:
