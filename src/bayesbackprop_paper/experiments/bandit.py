@@ -104,7 +104,7 @@ class Job:
 def jobs_of(
     environment: str, groups: Iterable[tuple[str, ...]], seeds: tuple[int, ...], steps: int, updates: int
 ) -> list[Job]:
-    """The runs of groups of agents. Each of Thompson sampling is a job: an agent alone is quicker than one of several."""
+    """The runs of groups of agents; of Thompson sampling each is a job, for an agent alone is quicker."""
     return [
         Job(environment, group, some, steps, updates)
         for group in groups

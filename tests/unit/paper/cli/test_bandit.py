@@ -127,5 +127,5 @@ def test_a_quick_figure_6_is_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(bandit, "run_all", lambda jobs, *_: asked.extend(jobs) or points())
     monkeypatch.setattr(bandit, "fig6", lambda *arguments: drawn.append(arguments[:2]) or "drawn")
     assert bbb("reproduce", "fig6", "--quick", "--runs", tmp_path / "runs").stdout == "drawn\n"
-    assert {(job.steps, job.seeds) for job in asked} == {(500, (0, 1))}
+    assert {(job.steps, job.seeds) for job in asked} == {(500, (0,)), (500, (1,)), (500, (0, 1))}
     assert drawn == [(points(), tmp_path / "runs" / "quick")]
