@@ -15,7 +15,7 @@ from bayesbackprop._files import write_atomically
 from bayesbackprop.bandits.decisions import Decision
 
 # Probabilities of single precision add up to 1 within this.
-_ROUNDING = 1e-4
+ROUNDING = 1e-4
 
 # How the columns of a CSV file are called: those with several numbers a decision have one column for each.
 _CONTEXT, _PROBABILITY, _ALLOWED = "context_", "probability_", "allowed_"
@@ -236,7 +236,7 @@ def check_covers(name: str, owner: str, rows: Tensor | None, actions: Tensor) ->
 
 def check_distributions(name: str, owner: str, rows: Tensor, masks: Tensor | None) -> None:
     """Refuse rows that are no probabilities, or that give some to an action which a mask forbids."""
-    if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < _ROUNDING).all()):
+    if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < ROUNDING).all()):
         sums = rows.sum(1)
         got = Described(
             f"rows that add up to {float(sums.min()):g} to {float(sums.max()):g}, from {float(rows.min()):g}"

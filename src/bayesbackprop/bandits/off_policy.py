@@ -35,7 +35,7 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop.bandits.agents import Agent
-from bayesbackprop.bandits.log import Log, check_covers, check_distributions, numbers, whole
+from bayesbackprop.bandits.log import ROUNDING, Log, check_covers, check_distributions, numbers, whole
 
 Estimator = Literal["ips", "snips", "dr"]
 
@@ -256,7 +256,7 @@ def _warnings(exact: Tensor, w: Tensor, size: float, outside: float, clipped: fl
             "nothing."
         )
     mean, error = float(exact.mean()), float(exact.std() / math.sqrt(len(exact)))
-    if abs(mean + outside - 1) > _ERRORS * error + 1e-9:
+    if abs(mean + outside - 1) > _ERRORS * error + ROUNDING:
         said.append(
             f"The weights have a mean of {mean:.3g} ± {error:.2g}, which should be {1 - outside:.3g}: either the log "
             "hardly ever takes what the policy takes in some contexts, or its propensities are not true."

@@ -222,6 +222,12 @@ def test_a_log_that_can_answer_gets_no_warning() -> None:
     assert "from 4,000 decisions that count as" in str(found)
 
 
+def test_rounding_is_no_wrong_propensity() -> None:
+    actions = torch.arange(600) % 3
+    log = Log(torch.zeros(600, 1), actions, torch.ones(600), torch.full((600,), 1 / 3))  # in single precision
+    assert not evaluate(torch.full((600, 3), 1 / 3, dtype=torch.float64), log).warnings
+
+
 def even(actions: Tensor, kinds: int, propensities: bool) -> Log:
     """Decisions at even odds among the first ``kinds`` of three actions."""
     rows = torch.zeros(len(actions), 3)
