@@ -225,7 +225,11 @@ def test_the_state_adds_up(client: Any) -> None:
     assert total == pytest.approx(sum(rewards.values()))
     assert 0 <= state["exploration_rate"] <= 1
     assert state["learner"] == {
-        **{"position": 40, "lag": 0, "is_learner": True, "skipped": 0, "trouble": None},
+        "position": 40,
+        "lag": 0,
+        "is_learner": True,
+        "skipped": 0,
+        "trouble": None,
         "snapshot": state["learner"]["snapshot"],
     }
     regrets = [point["regret"] for point in state["history"]]
