@@ -8,11 +8,23 @@ from torch.optim import Optimizer
 
 from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.objective import FreeEnergy
-from bayesbackprop.optim import Adam
 
 
 class DivergenceError(RuntimeError):
     """The cost of a run, or a gradient, is no longer finite."""
+
+
+class Postponing(Optimizer):
+    """An optimiser that computes some gradients only where it uses them."""
+
+    @property
+    def postponed(self) -> list[Tensor]:
+        """What it will compute gradients from."""
+        raise NotImplementedError
+
+    def materialise(self) -> None:
+        """Compute them now; from now on they are in ``.grad``."""
+        raise NotImplementedError
 
 
 def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = False) -> Tensor | None:
@@ -23,7 +35,7 @@ def check_gradients(objective: nn.Module, optimiser: Optimizer, *, norm: bool = 
             return total
     elif _has_finite_gradients(optimiser):
         return None
-    if isinstance(optimiser, Adam):
+    if isinstance(optimiser, Postponing):
         optimiser.materialise()
     for name, parameter in objective.named_parameters():
         if (gradient := parameter.grad) is not None:
@@ -43,7 +55,7 @@ def _has_finite_gradients(optimiser: Optimizer) -> bool:
     room for another factor.
     """
     gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-    postponed = [each.flatten() for each in optimiser.postponed] if isinstance(optimiser, Adam) else []
+    postponed = [each.flatten() for each in optimiser.postponed] if isinstance(optimiser, Postponing) else []
     if not math.isfinite(sum([torch.dot(each, each).item() for each in postponed])):
         return False
     if gradients and gradients[0].device.type != "cpu":  # where to wait for each sum would take longer

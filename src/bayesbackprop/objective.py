@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayesbackprop._batches import arguments
-from bayesbackprop._engine import costs
+from bayesbackprop._engine import Taker, costs
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -198,6 +198,36 @@ class FreeEnergy(nn.Module):
             n: The number of examples in the whole training set, where it is not always the same, as in a stream.
             step: The number of this step, from 1; None for the one after the last.
         """
+        return self._cost(None, inputs, targets, batch, weights, n, step)
+
+    def cost_at_once(
+        self,
+        takes: Taker,
+        inputs: Any,
+        targets: Any,
+        batch: int | None = None,
+        *,
+        weights: Tensor | None = None,
+        n: int | None = None,
+        step: int | None = None,
+    ) -> Cost:
+        """The cost of a minibatch, as of a call, whose way back has been gone without autograd if ``takes`` takes it.
+
+        Then the cost requires no gradient, and ``takes`` has what the gradients of mu and rho are computed from. For
+        an optimiser that knows of nothing else to be trained: :meth:`Adam.minimise`.
+        """
+        return self._cost(takes, inputs, targets, batch, weights, n, step)
+
+    def _cost(
+        self,
+        takes: Taker | None,
+        inputs: Any,
+        targets: Any,
+        batch: int | None,
+        weights: Tensor | None,
+        n: int | None,
+        step: int | None,
+    ) -> Cost:
         model = self.model
         args, kwargs = ((inputs,), {}) if isinstance(inputs, Tensor) else arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
@@ -222,7 +252,7 @@ class FreeEnergy(nn.Module):
         closed = self.complexity == "closed"
         # (2), averaged over the draws.
         draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
-        cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight), weight)
+        cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight, takes), weight)
         _check_parts(cost)
         if advances:
             self._advance(step, cost)

@@ -11,17 +11,22 @@ kernel that computes them updates mu and rho at once, so that these gradients ar
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, overload
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import AdamW, adamw
 
-from bayesbackprop._engine import cpu
-from bayesbackprop._errors import Described, check_flag, check_not_negative, invalid, tensor_shape
+from bayesbackprop._engine import cpu, lock
+from bayesbackprop._engine.mlp import runs_only_forward
+from bayesbackprop._engine.parameters import Parameters
+from bayesbackprop._errors import Described, check_flag, check_not_negative, check_type, invalid, tensor_shape
+from bayesbackprop._gradients import Postponing, check_gradients
+from bayesbackprop.objective import Cost, FreeEnergy
 
 __all__ = ["Adam"]
 
@@ -61,7 +66,7 @@ _FIXED = {"amsgrad": False, "maximize": False, "differentiable": False}
 _PARAMS = "an iterable of tensors, or of groups such as model.param_groups() gives"
 
 
-class Adam(AdamW):
+class Adam(AdamW, Postponing):
     """Adam, made for means and spreads; with weight decay, AdamW.
 
     It is ``torch.optim.AdamW`` with other kernels, and takes its place anywhere: gradients may have been clipped,
@@ -168,7 +173,7 @@ class Adam(AdamW):
         if self._postponed is not None:
             (given, _), self._postponed = self._postponed, None
             with torch.no_grad():
-                for parameter, gradient in zip(given.updated, given.compute(), strict=True):
+                for parameter, gradient in zip(given.parameters.trained, given.compute(), strict=True):
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     @property
@@ -179,21 +184,68 @@ class Adam(AdamW):
         given, _ = self._postponed
         return [each for some in (given.gradients, *given.besides) for each in some if each is not None]
 
-    def _postpone(self, given: cpu.Backward) -> bool:
-        """Whether :meth:`step` can do this, and nobody else waits for its gradients."""
-        if self._postponed is not None or given.drawn.odd or dist.is_initialized():
-            return False
-        updated = given.updated
-        for parameter in updated:
+    def minimise(self, objective: nn.Module, inputs: Any, targets: Any, **options: Any) -> Tensor:
+        """A whole training step: the cost of a minibatch, its gradients, a look at them, and the update.
+
+        It is what these lines do, in less time::
+
+            optimiser.zero_grad()
+            cost = objective(inputs, targets, **options)
+            optimiser.backward(cost)
+            optimiser.step()
+
+        Gradients that are not finite are refused with :class:`~bayesbackprop.training.DivergenceError` before anything
+        changes. Where the objective is a :class:`FreeEnergy` of a fully connected network, whose likelihood knows its
+        slope, all is done without autograd; the numbers, and the noise, are the same. What hooks, other ranks and
+        whatever else looks at gradients need is done as ever, in these lines.
+
+        Args:
+            objective: A :class:`FreeEnergy`, or another module whose call with ``(inputs, targets)`` gives the cost.
+            inputs: What the objective takes.
+            targets: What the objective takes.
+            **options: What else the objective takes, such as ``n``.
+
+        Returns:
+            The cost, which has no gradient any more.
+
+        Examples:
+            >>> from bayesbackprop import Bayesian, FreeEnergy, Gaussian
+            >>> free_energy = FreeEnergy(Bayesian(nn.Linear(3, 1), Gaussian(0.1), seed=0), n=20)
+            >>> optimiser = Adam(free_energy.param_groups())
+            >>> costs = [optimiser.minimise(free_energy, torch.ones(20, 3), torch.ones(20, 1)) for _ in range(300)]
+            >>> bool(costs[-1] < costs[0])
+            True
+        """
+        check_type("Adam.minimise", nn.Module, "a FreeEnergy, or a module whose call gives a cost", objective=objective)
+        self.zero_grad()
+        quick = type(objective) is FreeEnergy and runs_only_forward((objective,))
+        evaluate = partial(objective.cost_at_once, self._postpone) if quick else objective
+        cost: Tensor = evaluate(inputs, targets, **options)
+        if self._postponed is None:
+            self.backward(cost)
+        check_gradients(objective, self)
+        # Another thread that saves the model, or copies it, does so before a step or after it.
+        with lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext():
+            self.step()
+        return _without_gradient(cost)
+
+    def _postpone(self, parameters: Parameters, drawn: cpu.Table) -> Callable[[cpu.Backward], None] | None:
+        """What takes a way back to :meth:`step`, if that can do it and nobody else waits for its gradients."""
+        if self._postponed is not None or drawn.odd or dist.is_initialized():
+            return None
+        for parameter in parameters.trained:
             if not parameter.requires_grad or parameter.grad is not None:
-                return False
+                return None
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                return False
-        plan = self._plan(updated)
+                return None
+        plan = self._plan(parameters.trained)
         if plan is None or not plan.updatable:
-            return False
-        self._postponed = given, plan
-        return True
+            return None
+
+        def take(given: cpu.Backward) -> None:
+            self._postponed = given, plan
+
+        return take
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -232,7 +284,7 @@ class Adam(AdamW):
         if self._postponed is None:
             return
         given, plan = self._postponed
-        came = any(parameter.grad is not None for parameter in given.updated)  # another way since
+        came = any(parameter.grad is not None for parameter in given.parameters.trained)  # another way since
         if came or not self._valid(plan):
             self.materialise()
         else:
@@ -291,6 +343,14 @@ class Adam(AdamW):
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         return _Entry(parameter, group, state)
+
+
+def _without_gradient(cost: Tensor) -> Tensor:
+    if not cost.requires_grad:
+        return cost
+    if isinstance(cost, Cost):
+        return Cost(cost.likelihood.detach(), cost.complexity.detach(), cost.complexity_weight)
+    return cost.detach()
 
 
 def _addresses(tensors: list[list[Tensor]]) -> list[tuple[int, ...]]:

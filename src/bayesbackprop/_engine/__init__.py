@@ -3,7 +3,7 @@
 README.md, beside this file, is the page for the engineer who opens it.
 """
 
-from bayesbackprop._engine.cpu import plain_kernels
+from bayesbackprop._engine.cpu import Taker, plain_kernels
 from bayesbackprop._engine.executors import Draw, Engine, costs
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
@@ -16,6 +16,7 @@ __all__ = [
     "Engine",
     "Estimator",
     "Slots",
+    "Taker",
     "call_with",
     "costs",
     "draws",

@@ -388,13 +388,8 @@ class Backward(NamedTuple):
     drawn: Table
     besides: Sequence[Sequence[Tensor | None]]
 
-    @property
-    def updated(self) -> list[Tensor]:
-        """What the gradients are of: all mu, and then all rho."""
-        return [*self.parameters.mus, *self.parameters.rhos]
-
     def compute(self) -> list[Tensor]:
-        """The gradients, in memory of their own."""
+        """The gradients of all mu and then of all rho, in memory of their own."""
         check_way_back(self.parameters, self.versions)
         parameters, _, ws, gradients, complexity_gradient, drawn, besides = self
         places = buffers(parameters, "gradients of mu", parameters.mus)
@@ -402,12 +397,15 @@ class Backward(NamedTuple):
         return [*to_mu, *to_rho]
 
 
-_postpones: ContextVar[Callable[[Backward], bool] | None] = ContextVar("_postpones", default=None)
+# Whoever computes a :class:`Backward` of these parameters later gives a function that takes it; None: nobody does.
+Taker = Callable[[Parameters, Table], Callable[[Backward], None] | None]
+
+_postpones: ContextVar[Taker | None] = ContextVar("_postpones", default=None)
 
 
 @contextmanager
-def postponing(takes: Callable[[Backward], bool]) -> Iterator[None]:
-    """Within it a backward pass offers each :class:`Backward` to ``takes``, and computes it only if that says no."""
+def postponing(takes: Taker) -> Iterator[None]:
+    """Within it a backward pass offers each :class:`Backward` to ``takes``, and computes it only if nobody takes it."""
     token = _postpones.set(takes)
     try:
         yield
@@ -425,9 +423,11 @@ def postponed(
 ) -> bool:
     """Whether someone will compute this :func:`backward` later, so that there are no gradients now."""
     takes = _postpones.get()
-    if takes is None:
+    take = None if takes is None else takes(parameters, drawn)
+    if take is None:
         return False
-    return takes(Backward(parameters, versions(parameters), ws, gradients, complexity_gradient, drawn, besides))
+    take(Backward(parameters, versions(parameters), ws, gradients, complexity_gradient, drawn, besides))
+    return True
 
 
 def updatable(tensors: Sequence[Tensor], m: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
@@ -469,7 +469,7 @@ def adam(tensors: Sequence[Tensor], moments: Moments) -> None:
 
 
 def backward_adam(given: Backward, moments: Moments) -> None:
-    """:func:`backward` and a step of Adam on ``given.updated`` in one pass, which keeps no gradients."""
+    """:func:`backward` and a step of Adam on all mu and rho in one pass, which keeps no gradients."""
     check_way_back(given.parameters, given.versions)
     now = table_now(given.parameters, given.drawn)
     rows, held, half = bytearray(now.rows), list[Tensor](), len(given.ws)
@@ -477,7 +477,7 @@ def backward_adam(given: Backward, moments: Moments) -> None:
     for first, part in ((_OF_MU, slice(half)), (_OF_RHO, slice(half, None))):
         _write_moments(rows, first, Moments(moments.addresses[part], moments.numbers[part]))
     _cpu.backward_adam(rows, torch.get_num_threads(), 0, 0, 0, given.complexity_gradient)
-    _changed(given.updated)
+    _changed(given.parameters.trained)
 
 
 def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:

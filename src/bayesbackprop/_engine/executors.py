@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayesbackprop import complexity
 from bayesbackprop._engine import ops
+from bayesbackprop._engine.cpu import Taker
 from bayesbackprop._engine.joint import Moments as JointMoments
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.parameters import Parameter, Parameters
@@ -208,13 +209,19 @@ def costs(
     kwargs: dict[str, Any],
     targets: Any,
     weight: float | Tensor,
+    takes: Taker | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The likelihood cost and the complexity, averaged over ``draws`` of one model.
 
-    ``weight`` is what the complexity will most likely be weighted with.
+    ``weight`` is what the complexity will most likely be weighted with; if there is someone who ``takes`` the way back,
+    it certainly is.
     """
     first = draws[0]
     if len(draws) == 1:
+        if takes is not None:
+            found = first.engine.executors[0].at_once(first, likelihood, args, kwargs, targets, float(weight), takes)
+            if found is not NotImplemented:
+                return found  # type: ignore[no-any-return]
         return first.cost(likelihood, args, kwargs, targets), first.complexity()
     averages: tuple[Tensor, Tensor] = first.engine.first("costs", draws, likelihood, args, kwargs, targets, weight)
     return averages
@@ -252,6 +259,22 @@ class Executor(ABC):
         """
         each = [(draw.cost(likelihood, args, kwargs, targets), draw.complexity()) for draw in draws]
         return tuple(torch.stack(parts).mean() for parts in zip(*each, strict=True))
+
+    def at_once(
+        self,
+        draw: Draw,  # noqa: ARG002
+        likelihood: Likelihood,  # noqa: ARG002
+        args: tuple[Any, ...],  # noqa: ARG002
+        kwargs: dict[str, Any],  # noqa: ARG002
+        targets: Any,  # noqa: ARG002
+        weight: float,  # noqa: ARG002
+        takes: Taker,  # noqa: ARG002
+    ) -> Any:
+        """The likelihood cost and the complexity at ``draw``, and the way back of likelihood + weight * complexity.
+
+        Without autograd: the costs have no gradients, and ``takes`` has the way back.
+        """
+        return NotImplemented
 
     @abstractmethod
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ With G the gradient of the output, r and s random signs, zeta normal numbers, an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,11 +51,11 @@ class Layer(NamedTuple):
         """The means and standard deviations of the outputs, from the variances of the layer's own parameters."""
         return F.linear(x, *self.own.mus), F.linear(x.square(), *variances).sqrt_()
 
-    def spread(self, mean: Tensor, deviation: Tensor, keys: Sequence[Key], one_row: bool) -> Tensor:
-        """A draw of the outputs with each key; with ``one_row`` of noise for all, a row's draws are its own matter."""
+    def spread(self, mean: Tensor, deviation: Tensor, key: Key, many: int, one_row: bool) -> Tensor:
+        """Draws of the outputs from ``key`` on; with ``one_row`` of noise for all, a row's draws are its own matter."""
         rows, units = mean.shape[-2:]
         shape = (1 if one_row else rows, units)
-        zeta = ops.normals(len(keys), shape, keys[0], stream(self.weight, Role.ACTIVATION), mean.dtype, mean.device)
+        zeta = ops.normals(many, shape, key, stream(self.weight, Role.ACTIVATION), mean.dtype, mean.device)
         return torch.addcmul(mean, zeta, deviation) if one_row and rows > 1 else zeta.mul_(deviation).add_(mean)
 
     def drawn(self, x: Tensor, key: Key) -> Tensor:
@@ -161,6 +161,11 @@ def _put_products(to: list[Tensor | None], layer: Layer, gradient: Tensor, x: Te
     to[layer.weight] = gradient.t() @ x
     if layer.bias is not None:
         to[layer.bias] = gradient.sum(0)
+
+
+def put_into(to: Gradients) -> Callable[[Layer, At, Tensor], None]:
+    """A function that puts the gradients by a layer's parameters into their places, given that by its output."""
+    return lambda layer, at, gradient: layer.rule.to_parameters(layer, at, gradient, to)
 
 
 def add_products(to: Sequence[Tensor], first: bool, layer: Layer, at: At, gradient: Tensor) -> None:

@@ -28,7 +28,7 @@ from torch.nn.modules import module as modules
 
 from bayesbackprop._engine import cpu, ops, own_priors
 from bayesbackprop._engine.executors import Draw, Engine, Executor
-from bayesbackprop._engine.linear import At, Gradients, Layer, add_products
+from bayesbackprop._engine.linear import At, Gradients, Layer, add_products, put_into
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop._engine.rules import Estimator
 from bayesbackprop._engine.substitution import call_with
@@ -157,15 +157,43 @@ class FullyConnected(Executor):
     def _apply(
         self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any], likelihood: Likelihood | None, targets: Any
     ) -> Any:
-        parameters = self._flipped[draw.parameters.closed] if self._flipped else draw.parameters
+        parameters = self._drawn_for(draw)
         table = self._table(parameters, draw, args, kwargs)
         if table is None:
             return NotImplemented
         x = args[0].flatten(1) if self._flattens else args[0]
-        tensors = (x, *parameters.mus, *parameters.rhos)
+        tensors = (x, *parameters.trained)
         result, complexity = _DrawAndRun.apply(self, parameters, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
         draw.drawn_inside(complexity)
         return result
+
+    def at_once(
+        self,
+        draw: Draw,
+        likelihood: Likelihood,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: Any,
+        weight: float,
+        takes: cpu.Taker,
+    ) -> Any:
+        parameters = self._drawn_for(draw)
+        if not _has_slope(likelihood, targets) or not draw.complexity_inside:
+            return NotImplemented
+        table = self._table(parameters, draw, args, kwargs)
+        if table is None or args[0].requires_grad or not torch.is_grad_enabled():
+            return NotImplemented
+        take = takes(parameters, table)
+        if take is None:
+            return NotImplemented
+        x = args[0].flatten(1) if self._flattens else args[0]
+        with torch.no_grad():
+            passed = self.draw_and_run(parameters, table, draw.key, x)
+            cost, slope = likelihood.cost(passed.output, targets), likelihood.slope(passed.output, targets)
+            to, besides, _ = self.priors_and_gradients(parameters, passed.ws, weight)
+            self.go_back(passed.output, passed.places, slope, put_into(to), to_input=False)
+            take(cpu.Backward(parameters, cpu.versions(parameters), passed.ws, to.drawn, weight, table, besides))
+            return cost, x.new_full((), passed.complexity)
 
     def costs(
         self,
@@ -186,7 +214,11 @@ class FullyConnected(Executor):
         together = _Draws(self, parameters, table, [draw.key for draw in draws], likelihood)
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in parameters.tensors)
         expected = float(weight) if trains else None
-        return _RunDraws.apply(together, expected, x, targets, *parameters.mus, *parameters.rhos)  # type: ignore[no-untyped-call]
+        return _RunDraws.apply(together, expected, x, targets, *parameters.trained)  # type: ignore[no-untyped-call]
+
+    def _drawn_for(self, draw: Draw) -> Parameters:
+        """The parameters as ``draw`` needs them."""
+        return self._flipped[draw.parameters.closed] if self._flipped else draw.parameters
 
     def _table(
         self, parameters: Parameters, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -199,6 +231,25 @@ class FullyConnected(Executor):
             return None
         table = cpu.usable(parameters, draw.key)
         return table if table is not None and own_priors.divisible(parameters) else None
+
+    def draw_and_run(self, parameters: Parameters, table: cpu.Table, key: Key, x: Tensor) -> "_Passed":
+        """Draw the weights and run the layers."""
+        ws, complexity = cpu.draw(parameters, key, table)
+        complexity += own_priors.costs(parameters, ws)
+        return _Passed(ws, complexity, *self.run(x, ws, key))
+
+    def priors_and_gradients(
+        self, parameters: Parameters, ws: Sequence[Tensor], share: float
+    ) -> tuple[Gradients, Sequence[Sequence[Tensor | None]], list[Tensor] | None]:
+        """Places for gradients of the layers, what :func:`cpu.backward` takes besides, and where Delta_rho goes.
+
+        The slopes of priors that only Python knows are there already, if the complexity has a ``share``.
+        """
+        to = Gradients.none(len(ws))
+        if parameters.own_priors and share:  # now, while there are no other gradients
+            slopes, to_rho = own_priors.put_slopes(parameters, ws)
+            return to, (to.mean, to.variance, slopes), to_rho
+        return to, (to.mean, to.variance) if self._rules else (), None
 
     def run(self, x: Tensor, ws: Sequence[Tensor], key: Key) -> tuple[Tensor, list[At]]:
         """The output at the drawn weights, and where each linear layer was. A function is computed in place."""
@@ -256,17 +307,17 @@ class FullyConnected(Executor):
         at_a_time = max(1, min(_CHUNK, memory // (4 * x.element_size())) // (len(x) * self._widest))
         results: list[Tensor] = []
         for begin in range(0, draws, at_a_time):
-            keys = [key._replace(draw=draw) for draw in range(begin, min(draws, begin + at_a_time))]
-            h = start.spread(mean, deviation, keys, one_row=few)
+            at, many = key._replace(draw=begin), min(at_a_time, draws - begin)
+            h = start.spread(mean, deviation, at, many, one_row=few)
             for step, squares in zip(others, variances, strict=True):
                 if not isinstance(step, Layer):
                     h = step(h)
                 elif few:
-                    h = step.spread(*step.moments(h, squares), keys, one_row=True)
+                    h = step.spread(*step.moments(h, squares), at, many, one_row=True)
                 else:
-                    h = torch.stack([step.drawn(each, one) for each, one in zip(h, keys, strict=True)])
+                    h = torch.stack([step.drawn(each, at._replace(draw=begin + k)) for k, each in enumerate(h)])
             results.append(h)
-        return torch.cat(results)
+        return results[0] if len(results) == 1 else torch.cat(results)
 
     def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether nothing but the arithmetic would happen if the network were called with these."""
@@ -322,6 +373,15 @@ class FullyConnectedTogether(Executor):
         return torch.stack(likelihoods).mean(), torch.stack(complexity).sum()
 
 
+class _Passed(NamedTuple):
+    """What the way to the output leaves for the way back."""
+
+    ws: list[Tensor]
+    complexity: float
+    output: Tensor
+    places: list[At]
+
+
 class _DrawAndRun(torch.autograd.Function):
     """A fully connected network at a draw, as one node: a function of x and of all mu and rho.
 
@@ -340,9 +400,7 @@ class _DrawAndRun(torch.autograd.Function):
         x: Tensor,
         *_: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ws, complexity = cpu.draw(parameters, key, table)
-        complexity += own_priors.costs(parameters, ws)
-        output, places = net.run(x, ws, key)
+        ws, complexity, output, places = net.draw_and_run(parameters, table, key, x)
         result, ctx.slope = output, None
         if likelihood is not None:
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
@@ -363,21 +421,13 @@ class _DrawAndRun(torch.autograd.Function):
         ws = list(islice(saved, len(parameters.each)))
         xs = list(islice(saved, len(ctx.counts)))
         places = [At(x, ws, ctx.key, tuple(islice(saved, count))) for x, count in zip(xs, ctx.counts, strict=True)]
-        to = Gradients.none(len(ws))
         to_x: Tensor | None = None
-        to_rho: list[Tensor] | None = None
         share = 0.0 if of_complexity is None else float(of_complexity)
-        besides: Sequence[Sequence[Tensor | None]] = (to.mean, to.variance) if net._rules else ()
-        if parameters.own_priors and share:  # now, while there are no other gradients
-            slopes, to_rho = own_priors.put_slopes(parameters, ws)
-            besides = (to.mean, to.variance, slopes)
-
-        def put(layer: Layer, at: At, by_output: Tensor) -> None:
-            layer.rule.to_parameters(layer, at, by_output, to)
-
+        to, besides, to_rho = net.priors_and_gradients(parameters, ws, share)
         if gradient is not None:
             of_output = gradient if ctx.slope is None else _times(ctx.slope, gradient)
-            to_x = net.go_back(next(saved, of_output), places, of_output, put, to_input=ctx.needs_input_grad[6])
+            output, to_input = next(saved, of_output), ctx.needs_input_grad[6]
+            to_x = net.go_back(output, places, of_output, put_into(to), to_input=to_input)
         if cpu.postponed(parameters, ws, to.drawn, share, ctx.table, besides):
             return (None, None, None, None, None, None, to_x, *[None] * (2 * len(ws)))
         # Delta_mu takes the place of a gradient, which nobody else sees.

@@ -62,7 +62,8 @@ class Parameters:
         self.rhos = [parameter.q.rho for parameter in self.each]
         # One for each parameter, or none at all.
         self.centres = [parameter.centre for parameter in self.each if parameter.centre is not None]
-        self.tensors = [*self.mus, *self.rhos, *self.centres]
+        self.trained = [*self.mus, *self.rhos]
+        self.tensors = [*self.trained, *self.centres]
         self.numel = sum(mu.numel() for mu in self.mus)
         # Those whose prior only Python knows.
         self.own_priors = [number for number, p in enumerate(self.each) if type(p.prior) not in KNOWN_PRIORS]

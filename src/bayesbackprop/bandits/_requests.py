@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_finite, check_list, invalid
@@ -38,31 +39,33 @@ def checked_contexts(owner: str, contexts: Any, features: int) -> Tensor:
     return torch.empty(0, features)
 
 
-def checked_masks(owner: str, masks: Any, count: int, actions: int, retired: Sequence[int]) -> Tensor:
+def checked_masks(owner: str, masks: Any, count: int, actions: int, retired: Sequence[int]) -> NDArray[np.bool_]:
     """Which actions may be taken, ``[count, actions]``; None for all of them that are not retired."""
-    allowed = torch.ones(count, actions, dtype=torch.bool)
+    allowed = np.ones((count, actions), dtype=np.bool_)
     if masks is not None:
         given = check_list(owner, masks=masks)
         if len(given) != count:
             raise invalid("masks", owner, f"one for each of {count} contexts", len(given))
         for number, mask in enumerate(given):
-            as_array = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask) if _is_row(mask) else np.empty(0)
-            if as_array.dtype != np.bool_ or as_array.shape != (actions,):
+            row = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask) if _is_row(mask) else np.empty(0)
+            if row.dtype != np.bool_ or row.shape != (actions,):
                 raise invalid("mask", owner, f"None, or {actions} of True and False", mask)
-            allowed[number] = torch.from_numpy(as_array.copy())
+            allowed[number] = row
     if retired:
         allowed[:, list(retired)] = False
-    if (masks is not None or retired) and not bool(allowed.any(1).all()):
+    if (masks is not None or retired) and not allowed.any(1).all():
         raise invalid("mask", owner, "True for at least one action that is not retired", Described("none"))
     return allowed
 
 
-def checked_features(owner: str, features: Any, taken: Tensor, actions: int, numbers: int | None) -> Tensor | None:
+def checked_features(
+    owner: str, features: Any, taken: Tensor | None, actions: int, numbers: int | None
+) -> Tensor | None:
     """The numbers of the actions ``taken`` in each request, ``[*taken.shape, numbers]``; None for the agent's own.
 
     Each request gives them for all actions, ``[actions, numbers]``, or for one that was taken, ``[numbers]``.
     """
-    if features is None:
+    if features is None or taken is None:
         return None
     if numbers is None:
         raise invalid("features", owner, "None, unless the agent has action_features", features)
@@ -89,6 +92,17 @@ def checked_action(owner: str, action: Any, actions: int) -> int:
     if not isinstance(action, int | np.integer) or isinstance(action, bool) or not 0 <= action < actions:
         raise invalid("action", owner, f"an int in [0, {actions})", action)
     return int(action)
+
+
+def checked_actions(owner: str, actions: Any, count: int) -> Tensor:
+    """Numbers of actions as a tensor of its own."""
+    given = check_list(owner, actions=actions)
+    if isinstance(given, Tensor | np.ndarray) and given.ndim == 1:
+        numbers = torch.as_tensor(given)
+        whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool)
+        if whole and bool(((numbers >= 0) & (numbers < count)).all()):  # the usual case, and quick
+            return numbers.to(torch.int64, copy=True)
+    return torch.tensor([checked_action(owner, action, count) for action in given], dtype=torch.int64)
 
 
 def checked_rewards(owner: str, rewards: Any, count: int) -> Tensor:

@@ -17,9 +17,10 @@ import inspect
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from bayesbackprop._errors import Described, check_count, check_list, check_posi
 from bayesbackprop._files import check_counter, check_same, write
 from bayesbackprop.bandits._requests import (
     checked_action,
+    checked_actions,
     checked_contexts,
     checked_features,
     checked_masks,
@@ -37,6 +39,7 @@ from bayesbackprop.bandits._requests import (
 )
 from bayesbackprop.bandits._turns import Turns
 from bayesbackprop.bandits.decisions import Beliefs, Decision, Explanation, Ledger, Requests, Waiting
+from bayesbackprop.bandits.learning import Learner
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.priors import Prior
 
@@ -51,6 +54,11 @@ _AT_A_TIME = 512
 
 # Arguments that files of older versions lack.
 _LATER: dict[str, Any] = {"most_waiting": 100_000, "expiry": None, "candidates": 100}
+
+_TURNS = ("_saves", "_rounds", "_turns")
+
+# What an agent keeps when it gets more actions.
+_KEPT = ("acted", "observed", "retired", "_decided", "_explored", "_joined", "_ledger", "_learner", *_TURNS)
 
 # What the tensors of decisions that wait are called in a file.
 WAITING = "waiting."
@@ -92,9 +100,12 @@ class Agent(ABC):
         vars(self).update({**sizes, **expiry, **check_seed(owner, seed=self.seed)})
         self.acted = self.observed = 0
         self.retired: tuple[int, ...] = ()
+        # How much had been observed when each action was added.
+        self._joined = [0] * self.actions
         # Of all decisions with an id, and those of them in which another action than the best was taken.
         self._decided = self._explored = 0
         self._ledger = Ledger(self.most_waiting, self.expiry)
+        self._learner: Learner | None = None
         self._set_turns()
 
     def _set_turns(self) -> None:
@@ -134,8 +145,8 @@ class Agent(ABC):
             random = self._decision_random()
             explanations = self._explain(requests, random)
             decisions = [Decision.of(each, random.random()) for each in explanations]
-            taken = torch.tensor([each.action for each in decisions])
-            codes = None if requests.codes is None else requests.codes[torch.arange(len(taken)), taken]
+            taken = [each.action for each in decisions]
+            codes = None if requests.codes is None else requests.codes[range(len(taken)), taken]
             learnt, now = self._with_codes(requests.contexts, taken, codes), time.time()
             self._ledger.put({d.id: Waiting(row, d.action, now) for d, row in zip(decisions, learnt, strict=True)})
             self.acted += len(decisions)
@@ -185,15 +196,14 @@ class Agent(ABC):
         owner = self._check_alone(method)
         gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(ids))
         self._check_rewards(owner, gains)
-        waiting = self._ledger.take(owner, ids)
-        left = dict(waiting)
+        left = list(self._ledger.take(owner, ids).items())
         try:
-            for (each, entry), gain in zip(waiting.items(), gains, strict=True):
-                self._take_in(entry.context[None], torch.tensor([entry.action]), gain[None])
-                del left[each]
-        except BaseException:
-            self._ledger.put(left)
-            raise
+            for gain in gains:
+                each, entry = left.pop(0)
+                self._take_in(entry.context[None], torch.tensor([entry.action]), gain[None], each)
+        finally:  # in vain, if one could not be learnt
+            for each, _ in left:
+                self._ledger.give_back(each)
 
     def check_rewards(self, rewards: Sequence[float] | Tensor) -> None:
         """Refuse rewards that this agent cannot learn, such as 0.5 where it counts; nothing changes."""
@@ -254,11 +264,139 @@ class Agent(ABC):
         codes = checked_features(owner, features, taken, self.actions, self._numbers)
         self._take_in(self._with_codes(xs, taken, codes), taken, gains)
 
-    def _take_in(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Learn one observation of each replica."""
+    def _take_in(self, contexts: Tensor, actions: Tensor, rewards: Tensor, which: str | None = None) -> None:
+        """Learn one observation of each replica, now or in the thread that learns; of a decision its id."""
+        learner = self._learner
+        if learner is None or not learner.give(contexts, actions, rewards, which):
+            self._learn_now(contexts, actions, rewards, which)
+
+    def _learn_now(self, contexts: Tensor, actions: Tensor, rewards: Tensor, which: str | None) -> None:
+        try:
+            with self._rounds, self._turns:
+                self._learn(contexts, actions, rewards)
+                self.observed += 1
+                if which is not None:
+                    self._ledger.learnt(which)
+        except BaseException:
+            if which is not None:
+                self._ledger.give_back(which)
+            raise
+
+    def warm_start(self, contexts: Any, actions: Any, rewards: Any, features: Any = None) -> None:
+        """Learn from a log in one call, much faster than one observation after the other.
+
+        Args:
+            contexts: ``[B, features]``, the oldest first.
+            actions: What was done in each, ``[B]``.
+            rewards: What came of it, ``[B]``.
+            features: Those of each request, ``[B, actions, numbers]``, or of each action taken, ``[B, numbers]``.
+
+        Examples:
+            >>> agent = Uniform(features=2, actions=3)
+            >>> agent.warm_start(torch.zeros(5, 2), actions=[0, 1, 2, 1, 1], rewards=[1.0, 0.0, 0.0, 1.0, 0.0])
+            >>> agent.observed
+            5
+        """
+        owner = self._check_alone("warm_start")
+        xs = checked_contexts(owner, contexts, self.features)
+        taken = checked_actions(owner, actions, self.actions)
+        gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(rewards))
+        if not len(xs) or not len(xs) == len(taken) == len(gains):
+            got = Described(f"{len(xs)} contexts, {len(taken)} actions and {len(gains)} rewards")
+            raise invalid("contexts", owner, "one for each action and reward, and at least one", got)
+        self._check_rewards(owner, gains)
+        codes = checked_features(owner, features, taken, self.actions, self._numbers)
+        self.settle()
         with self._rounds, self._turns:
-            self._learn(contexts, actions, rewards)
-            self.observed += 1
+            self._learn_many(self._with_codes(xs, taken, codes), taken, gains)
+            self.observed += len(gains)
+
+    # --- arms --------------------------------------------------------------------------------------------------------
+
+    def add_arms(self, count: int = 1, features: Any = None) -> list[int]:
+        """Add actions; what was learnt of the others, and their numbers, stay.
+
+        A new action begins as in a new agent of that many actions with the same seed.
+
+        Args:
+            count: How many.
+            features: Numbers that describe each of them, ``[count, numbers]``, if the agent has ``action_features``.
+
+        Returns:
+            Their numbers.
+
+        Examples:
+            >>> agent = Uniform(features=2, actions=3)
+            >>> agent.add_arms(2)
+            [3, 4]
+            >>> agent.retire(0)
+            >>> agent.explain([0.0, 1.0]).probabilities
+            (0.0, 0.25, 0.25, 0.25, 0.25)
+        """
+        owner = self._check_alone("add_arms")
+        count = check_count(owner, count=count)["count"]
+        self.settle()
+        with self._rounds, self._turns:
+            larger = {"actions": self.actions + count, **self._more_codes(owner, count, features)}
+            grown = type(self)(**{**self._arguments(), **larger})
+            own = self._tensors()
+            for name, tensor in grown._tensors().items():
+                _copy_into(tensor.detach(), own[name], self._blocks(name))
+            added = list(range(self.actions, grown.actions))
+            vars(grown).update({name: vars(self)[name] for name in _KEPT})
+            vars(self).update(vars(grown))
+            self._joined = [*self._joined, *[self.observed] * count]
+        return added
+
+    def retire(self, action: int) -> None:
+        """Never take ``action`` again. Rewards of it can still be learnt, and the others keep their numbers."""
+        owner = self._check_alone("retire")
+        action = checked_action(owner, action, self.actions)
+        with self._turns:
+            if self._left() == [action]:
+                raise invalid("action", owner, "one of several that are left", action)
+            self.retired = tuple(sorted({*self.retired, action}))
+
+    # --- learning off the path of decisions --------------------------------------------------------------------------
+
+    @contextmanager
+    def learning(self, behind: int = 10_000) -> Iterator[Self]:
+        """Within it a thread of its own learns; :meth:`reward` and :meth:`observe` return at once.
+
+        Leaving it waits until all is learnt. What was given is learnt in that order, exactly as without the thread. If
+        the thread cannot learn an observation, the next call of the agent says so, and a decision waits again.
+
+        Args:
+            behind: How many observations may wait to be learnt; with more, whoever gives one waits.
+
+        Examples:
+            >>> agent = Uniform(features=2, actions=3)
+            >>> with agent.learning():
+            ...     agent.observe([0.0, 1.0], action=2, reward=1.0)
+            >>> agent.observed
+            1
+        """
+        behind = check_count(self._check_alone("learning"), behind=behind)["behind"]
+        with self._turns:
+            if self._learner is not None:
+                raise RuntimeError("A thread learns for this agent already.")
+            learner = self._learner = Learner(self._learn_now, behind)
+        try:
+            yield self
+        finally:
+            try:
+                learner.end()
+            finally:
+                self._learner = None
+
+    def settle(self) -> None:
+        """Wait until all that was given to the thread of :meth:`learning` is learnt; else there is nothing to do."""
+        if self._learner is not None:
+            self._learner.settle()
+
+    def _check_learner(self) -> None:
+        if self._learner is not None:
+            self._learner.check()
 
     # --- what the kinds of agents do ---------------------------------------------------------------------------------
 
@@ -277,6 +415,16 @@ class Agent(ABC):
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Take in one observation of each replica; ``self._turns.give_way()`` lets other threads decide meanwhile."""
 
+    def _learn_many(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Take in many observations of an agent alone, the oldest first."""
+        before = self.observed
+        for number in range(len(actions)):
+            one = slice(number, number + 1)
+            self._learn(contexts[one], actions[one], rewards[one])
+            self.observed += 1
+            self._turns.give_way()
+        self.observed = before
+
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
         """All that changes, by name: the agent's own tensors, not copies."""
@@ -286,9 +434,19 @@ class Agent(ABC):
         """How many numbers describe an action in a request; None if none do."""
         return None
 
-    def _with_codes(self, contexts: Tensor, actions: Tensor, codes: Tensor | None) -> Tensor:  # noqa: ARG002
+    def _with_codes(self, contexts: Tensor, actions: Tensor | list[int], codes: Tensor | None) -> Tensor:  # noqa: ARG002
         """What is to be learnt of ``contexts``: with the numbers of the actions taken, where requests have them."""
         return contexts
+
+    def _more_codes(self, owner: str, count: int, features: Any) -> dict[str, Any]:  # noqa: ARG002
+        """The argument with the numbers of the actions, and of ``count`` new ones."""
+        if features is not None:
+            raise invalid("features", owner, "None, unless the agent has action_features", features)
+        return {}
+
+    def _blocks(self, name: str) -> int:  # noqa: ARG002
+        """In how many blocks the dimension of a tensor by actions has them."""
+        return 1
 
     def _check_rewards(self, owner: str, rewards: Tensor) -> None:  # noqa: B027
         """Refuse, before anything has changed, rewards that the agent cannot learn."""
@@ -307,28 +465,33 @@ class Agent(ABC):
         """All that changes, by name, to be written: copies, as of a moment between two rounds of learning."""
         return self._snapshot()[0]
 
-    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What :meth:`tensors` and :meth:`described` say, of the same moment."""
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
+        """What :meth:`tensors`, :meth:`described` and the ledger say, of one moment: all given before is learnt."""
+        self.settle()
         with self._rounds:  # others may decide meanwhile, which changes no tensor
-            return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}, self.described()
+            tensors = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+            return tensors, self.described(), self._ledger.tensors()
 
     def described(self) -> dict[str, Any]:
         """The arguments that make an agent like this one, as far as JSON can say them, and how far it is."""
-        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {
-            "arguments": {name: _described(value) for name, value in values.items()},
+            "arguments": {name: _described(value) for name, value in self._arguments().items()},
             "acted": self.acted,
             "observed": self.observed,
             "decided": self._decided,
             "explored": self._explored,
             "retired": list(self.retired),
+            "joined": list(self._joined),
         }
+
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that the agent is and knows to ``path``, atomically."""
         with self._saves:  # so that of several saves to one path the newest stays
-            tensors, described = self._snapshot()
-            tensors |= {f"{WAITING}{name}": tensor for name, tensor in self._ledger.tensors().items()}
+            tensors, described, waiting = self._snapshot()
+            tensors |= {f"{WAITING}{name}": tensor for name, tensor in waiting.items()}
             check_same(f"{type(self).__name__}.save", tensors, tensors)
             write(path, "agent", tensors, {"agent": type(self).__name__, **described})
 
@@ -361,19 +524,25 @@ class Agent(ABC):
         """Become the agent that also had these decisions waiting and counts as :meth:`described` says them."""
         decided, explored = (check_counter(name, counts.get(name, 0)) for name in ("decided", "explored"))
         retired = [check_counter("retired", action) for action in counts.get("retired", [])]
+        joined = [check_counter("joined", number) for number in counts.get("joined", self._joined)]
         if explored > decided or (retired and max(retired) >= self.actions) or len(set(retired)) >= self.actions:
             raise ValueError(f"{explored} of {decided} decisions, {retired!r:.80} retired")
+        if len(joined) != self.actions or max(joined) > self.observed:
+            raise ValueError(f"actions that joined at {joined!r:.80}")
         self._ledger.restore(waiting, self.features + (self._numbers or 0), self.actions)
-        self._decided, self._explored, self.retired = decided, explored, tuple(retired)
+        self._decided, self._explored = decided, explored
+        self.retired, self._joined = tuple(retired), joined
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of all but the locks, as of a moment between two rounds of learning."""
+        """A copy of all but the locks and the thread, as of a moment between two rounds of learning."""
+        self.settle()
         with self._rounds, self._turns:  # a decision exchanges weights of the network for drawn ones
-            state = {name: value for name, value in self.__dict__.items() if not isinstance(value, Turns)}
+            state = {name: value for name, value in self.__dict__.items() if not isinstance(value, Turns | Learner)}
             return copy.deepcopy(state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._learner = None
         self._set_turns()
 
     def _random(self, count: int) -> torch.Generator:
@@ -386,6 +555,7 @@ class Agent(ABC):
 
     def _check_alone(self, method: str) -> str:
         """Refuse replicas, which have methods of their own; the name of the method for errors."""
+        self._check_learner()
         if self.replicas > 1:
             use = f"{method}_all" if method in ("act", "observe") else "act_all and observe_all"
             raise ValueError(f"This agent is {self.replicas} replicas: use {use}.")
@@ -396,12 +566,13 @@ class Agent(ABC):
         xs = checked_contexts(owner, contexts, self.features)
         if not len(xs):
             raise invalid("contexts", owner, "at least one", Described("none"))
-        every = torch.arange(self.actions).expand(len(xs), -1)
+        every = torch.arange(self.actions).expand(len(xs), -1) if features is not None else None
         codes = checked_features(owner, features, every, self.actions, self._numbers)
         return Requests(xs, checked_masks(owner, masks, len(xs), self.actions, self.retired), codes)
 
     def _check_contexts(self, contexts: Any) -> Tensor:
         owner = type(self).__name__
+        self._check_learner()
         xs = checked_contexts(owner, contexts, self.features)
         if len(xs) != self.replicas:
             raise invalid("contexts", owner, f"one for each of {self.replicas} replicas", len(xs))
@@ -417,15 +588,24 @@ class Uniform(Agent):
         return [left[number] for number in chosen.tolist()]
 
     def _believe(self, requests: Requests, random: np.random.Generator) -> Beliefs:  # noqa: ARG002
-        allowed = requests.allowed.double()
-        nothing = torch.zeros_like(allowed)  # is known
-        return Beliefs(allowed / allowed.sum(1, keepdim=True), nothing, nothing)
+        nothing = np.zeros(requests.allowed.shape)  # is known
+        return Beliefs(requests.allowed / requests.allowed.sum(1, keepdims=True), nothing, nothing)
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         pass
 
     def _tensors(self) -> dict[str, Tensor]:
         return {}
+
+
+def _copy_into(larger: Tensor, own: Tensor, blocks: int) -> None:
+    """Copy ``own`` to where it belongs in a tensor that has more actions, ``blocks`` times in one dimension."""
+    for dim, (few, many) in enumerate(zip(own.shape, larger.shape, strict=True)):
+        if few != many:
+            larger = larger.unflatten(dim, (blocks, -1)).narrow(dim + 1, 0, few // blocks)
+            own = own.unflatten(dim, (blocks, -1))
+            break
+    larger.copy_(own)
 
 
 def completed(kind: type[Agent], arguments: Mapping[str, Any]) -> dict[str, Any]:

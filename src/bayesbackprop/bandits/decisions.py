@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_type, invalid
@@ -27,7 +29,7 @@ class Requests(NamedTuple):
     """
 
     contexts: Tensor
-    allowed: Tensor
+    allowed: NDArray[np.bool_]
     codes: Tensor | None
 
     def part(self, start: int, stop: int) -> "Requests":
@@ -35,20 +37,34 @@ class Requests(NamedTuple):
         return Requests(*(None if each is None else each[start:stop] for each in self))  # type: ignore[arg-type]
 
 
+# Of few numbers those of numpy are quicker than those of torch.
+Numbers = NDArray[np.float64]
+
+
 class Beliefs(NamedTuple):
     """What an agent makes of B requests, each ``[B, actions]``: how it chooses, and what it expects of each action."""
 
-    probabilities: Tensor
-    means: Tensor
-    spreads: Tensor
+    probabilities: Numbers
+    means: Numbers
+    spreads: Numbers
 
 
-def frequencies(values: Tensor, allowed: Tensor) -> Tensor:
+def best_of(values: Numbers, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The best action by ``values`` ``[..., actions]`` among those allowed."""
+    found: NDArray[np.int64] = np.where(allowed, values, -np.inf).argmax(-1)
+    return found
+
+
+def frequencies(values: Numbers, allowed: NDArray[np.bool_]) -> Numbers:
     """How often each action is the best of those allowed, ``[B, actions]``, by drawn ``values`` ``[M, B, actions]``."""
-    best = values.masked_fill(~allowed, -math.inf).argmax(-1)
-    counts = torch.zeros(allowed.shape, dtype=torch.float64)
-    counts.scatter_add_(1, best.t(), counts.new_ones(()).expand(best.shape[1], len(best)))
-    return counts.div_(len(values))
+    is_best: NDArray[np.bool_] = best_of(values, allowed)[..., None] == np.arange(values.shape[-1])
+    counted: Numbers = is_best.mean(0)
+    return counted
+
+
+def by_draws(values: Numbers, means: Numbers, allowed: NDArray[np.bool_]) -> Beliefs:
+    """Those of an agent that takes what is best by one of these draws, ``[M, B, actions]``."""
+    return Beliefs(frequencies(values, allowed), means, values.std(0))
 
 
 @dataclass(frozen=True)
@@ -68,9 +84,9 @@ class Explanation:
     best: int
 
     @staticmethod
-    def of(beliefs: Beliefs, allowed: Tensor) -> "list[Explanation]":
+    def of(beliefs: Beliefs, allowed: NDArray[np.bool_]) -> "list[Explanation]":
         """One for each request."""
-        best = beliefs.means.masked_fill(~allowed, -math.inf).argmax(-1).tolist()
+        best = best_of(beliefs.means, allowed).tolist()
         rows = zip(*(part.tolist() for part in beliefs), best, strict=True)
         return [Explanation(tuple(p), tuple(means), tuple(spreads), b) for p, means, spreads, b in rows]
 
@@ -141,6 +157,8 @@ class Ledger:
     def __init__(self, most: int, expiry: float | None) -> None:
         self.most, self.expiry = most, expiry
         self._waiting: dict[str, Waiting] = {}
+        # Those whose reward has come and is not learnt yet.
+        self._taken: dict[str, Waiting] = {}
         # What became of the last ``most`` that no longer wait, for errors to say so.
         self._ended: dict[str, str] = {}
         self._guard = threading.RLock()  # reentrant, since a signal handler may interrupt its holder
@@ -151,10 +169,8 @@ class Ledger:
             return len(self._waiting)
 
     def put(self, waiting: Mapping[str, Waiting]) -> None:
-        """Add decisions by their ids, as new or as they were before :meth:`take`."""
+        """Add decisions by their ids."""
         with self._guard:
-            for each in waiting:
-                self._ended.pop(each, None)
             self._waiting.update(waiting)
             self._forget()
 
@@ -168,7 +184,19 @@ class Ledger:
                     raise invalid("id", owner, f"that of a decision that waits; this one {what}", each)
             if len(set(ids)) < len(ids):
                 raise invalid("ids", owner, "different from each other", Described("one of them twice"))
-            return {each: self._end(each, "has its reward already") for each in ids}
+            for each in ids:
+                self._taken[each] = self._end(each, "has its reward already")
+            return {each: self._taken[each] for each in ids}
+
+    def learnt(self, which: str) -> None:
+        """Forget a decision that was taken out: its reward is learnt."""
+        self._taken.pop(which, None)
+
+    def give_back(self, which: str) -> None:
+        """Let a decision that was taken out wait again: its reward could not be learnt."""
+        with self._guard:
+            self._ended.pop(which, None)
+            self.put({which: self._taken.pop(which)})
 
     def _forget(self) -> None:
         """Let go those that are too many or too old."""
@@ -187,7 +215,8 @@ class Ledger:
 
     def __getstate__(self) -> dict[str, Any]:
         with self._guard:
-            return {**vars(self), "_waiting": dict(self._waiting), "_ended": dict(self._ended), "_guard": None}
+            waiting, ended = {**self._taken, **self._waiting}, dict(self._ended)
+            return {**vars(self), "_waiting": waiting, "_taken": {}, "_ended": ended, "_guard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({**state, "_guard": threading.RLock()})
@@ -195,9 +224,9 @@ class Ledger:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that wait, to be written: their ids as bytes, what is to be learnt, and when they were made."""
+        """Those whose reward is not learnt, to be written: their ids as bytes, what is to be learnt, and when."""
         with self._guard:
-            waiting = dict(self._waiting)
+            waiting = {**self._taken, **self._waiting}
         if not waiting:
             return {}
         return {

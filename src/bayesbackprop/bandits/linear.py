@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesbackprop._errors import Described, check_count, check_positive, invalid
 from bayesbackprop.bandits.agents import Agent
-from bayesbackprop.bandits.decisions import Beliefs, Requests, frequencies
+from bayesbackprop.bandits.decisions import Beliefs, Requests, by_draws
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -71,21 +71,38 @@ class LinearThompson(Agent):
         shape = self.a + 0.5 * self._count[0]
         width = (variance.square().sum(1).t() * scale / shape).sqrt()
         t = random.standard_t(2 * shape.numpy(), size=(self.candidates, *means.shape))
-        values = means + width * torch.from_numpy(t)
-        return Beliefs(frequencies(values, requests.allowed), means, values.std(0, correction=0))
+        return by_draws(means.numpy() + width.numpy() * t, means.numpy(), requests.allowed)
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         x, rows = _with_constant(contexts), torch.arange(self.replicas)
-        matrix = self._matrix[rows, actions] + x[:, :, None] * x[:, None, :]
+        self._add((rows, actions), x[:, :, None] * x[:, None, :], x * rewards[:, None], rewards**2, 1)
+
+    def _learn_many(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        x, taken = _with_constant(contexts), torch.arange(self.actions)
+        sums = [
+            torch.zeros(self.actions, *size, dtype=torch.float64) for size in (2 * x.shape[1:], x.shape[1:], (), ())
+        ]
+        for action in taken:
+            its, gains = x[actions == action], rewards[actions == action]
+            for total, each in zip(sums, (its.t() @ its, its.t() @ gains, gains @ gains), strict=False):
+                total[action] = each
+            sums[-1][action] = len(gains)
+        self._add((torch.zeros_like(taken), taken), *sums)
+
+    def _add(
+        self, places: tuple[Tensor, Tensor], matrix: Tensor, moment: Tensor, square: Tensor, count: Tensor | int
+    ) -> None:
+        """Add the sums of x x^T, x y and y^2, and how many there are, to those of some replicas and actions."""
+        matrix = self._matrix[places] + matrix
         root, failed = torch.linalg.cholesky_ex(matrix)
         if bool(failed.any()):  # nothing has changed yet
             constraint = "such that the precision of the weights has a root; scale the features to about 1"
-            got = Described(f"numbers up to {float(x.abs().max()):g}")
+            got = Described(f"numbers up to {float(matrix.abs().max().sqrt()):g}")
             raise invalid("context", type(self).__name__, constraint, got)
-        self._matrix[rows, actions], self._root[rows, actions] = matrix, root
-        self._moment[rows, actions] += x * rewards[:, None]
-        self._square[rows, actions] += rewards**2
-        self._count[rows, actions] += 1
+        self._matrix[places], self._root[places] = matrix, root
+        self._moment[places] += moment
+        self._square[places] += square
+        self._count[places] += count
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, f"_{name}") for name in ("matrix", "root", "moment", "square", "count")}

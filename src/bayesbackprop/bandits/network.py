@@ -198,3 +198,14 @@ class OfAction(Likelihood):
         if not output.requires_grad:
             self._last = output, target, taken, places
         return taken, places
+
+
+class LikelihoodCost(nn.Module):
+    """What a plain network learns from: the likelihood cost of a minibatch."""
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.net, self.likelihood = net, likelihood
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.likelihood.cost(self.net(inputs), targets)

@@ -196,16 +196,16 @@ def test_the_newest_takes_the_place_of_the_oldest(kind: str) -> None:
 @pytest.mark.parametrize("kind", NEURAL)
 def test_minibatches_are_of_what_is_remembered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     agent: Any = KINDS[kind](memory=6, batch_size=4, updates=40, replicas=2, scale=1.0, learning_rate=1e-9)
-    cost, calls = agent._cost, []
+    minimise, calls = agent._minimise, []
 
     def record(inputs: Tensor, targets: Tensor, remembered: int) -> Any:
         contexts, coded, (columns, rewards) = inputs[..., :FEATURES], inputs[..., FEATURES:], targets.unbind(-1)
         actions = columns.long() if agent.encoding == "output" else coded.argmax(-1)
         assert agent.encoding == "output" or (torch.equal(coded, torch.eye(ACTIONS)[actions]) and not columns.any())
         calls.append((contexts, actions, rewards, remembered))
-        return cost(inputs, targets, remembered)
+        return minimise(inputs, targets, remembered)
 
-    monkeypatch.setattr(agent, "_cost", record)
+    monkeypatch.setattr(agent, "_minimise", record)
     places: list[Tensor] = []
     for t in range(9):
         agent.observe_all([[t, 0, 0], [0, t, 0]], [t % 4, (t + 1) % 4], [t, -t])
@@ -229,14 +229,14 @@ def test_minibatches_are_of_what_is_remembered(kind: str, monkeypatch: pytest.Mo
 
 def test_the_complexity_is_shared_among_those_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     agent: Any = KINDS["thompson, input"](memory=5, batch_size=3, temperature=0.25, replicas=2)
-    cost, weights = agent._cost, []
+    minimise, weights = agent._minimise, []
 
     def record(*arguments: Any) -> Any:
-        made = cost(*arguments)
+        made = minimise(*arguments)
         weights.append(float(made.complexity_weight))
         return made
 
-    monkeypatch.setattr(agent, "_cost", record)
+    monkeypatch.setattr(agent, "_minimise", record)
     live(agent, range(8))
     assert weights == pytest.approx([0.25 / n for n in (1, 2, 3, 4, 5, 5, 5, 5) for _ in range(2)])
     assert int(agent.tensors()["step"]) == len(weights)
@@ -296,7 +296,8 @@ def batch(replicas: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cost_of(agent: Any, contexts: Tensor, actions: Tensor, rewards: Tensor) -> Any:
-    return agent._cost(agent._inputs(contexts, actions), agent._targets(actions, rewards), 8)
+    options = {"n": 8} if isinstance(agent, ThompsonSampling) else {}
+    return agent._objective(agent._inputs(contexts, actions), agent._targets(actions, rewards), **options)
 
 
 @pytest.mark.parametrize("encoding", ["input", "output"])

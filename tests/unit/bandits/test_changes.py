@@ -83,10 +83,9 @@ def test_without_an_alarm_nothing_is_forgotten() -> None:
 def test_a_step_is_as_long_as_the_rate_of_its_replica() -> None:
     agents = [ThompsonSampling(2, 2, hidden=[4], updates=1, replicas=2, seed=1) for _ in range(2)]
     before = [p.detach().clone() for p in agents[0].net.parameters()]
+    inputs, targets = torch.ones(3, 2, 2), torch.tensor([[0.0, 1.0], [1.0, 5.0]]).expand(3, 2, 2)
     for agent, rates in zip(agents, (None, torch.tensor([1.0, 0.25])), strict=True):
-        for p in agent.net.parameters():
-            p.grad = torch.ones_like(p)
-        agent._step(rates)
+        agent._update(inputs, targets, 3, rates)
     for old, whole, part in zip(before, *(agent.net.parameters() for agent in agents), strict=True):
         assert torch.allclose((part - old)[0], (whole - old)[0])
         assert torch.allclose((part - old)[1], 0.25 * (whole - old)[1], rtol=1e-3)

@@ -54,14 +54,14 @@ def test_agents_that_share_nothing_learn_as_if_alone(kind: str) -> None:
 
 def at_updates(agent: Any, hook: Callable[[int], object], patch: pytest.MonkeyPatch) -> None:
     """Call ``hook`` at the beginning of each update of the agent, with its number from 0."""
-    cost, numbers = type(agent)._cost, count()
+    minimise, numbers = type(agent)._minimise, count()
 
     def hooked(self: Any, *arguments: Any) -> Any:
         if self is agent:
             hook(next(numbers))
-        return cost(self, *arguments)
+        return minimise(self, *arguments)
 
-    patch.setattr(type(agent), "_cost", hooked)
+    patch.setattr(type(agent), "_minimise", hooked)
 
 
 @pytest.mark.parametrize("kind", NEURAL)
