@@ -70,7 +70,7 @@ PANELS = (
         "A service that decides and learns (it needs the extra 'serve')",
         "bayesbackprop._cli",
         _SERVE,
-        (Command("serve", "serve", "app", "Serve a bandit over HTTP; export its log."),),
+        (Command("serve", "serve", "app", "Serve a bandit over HTTP; write its log as a table."),),
     ),
     Panel(
         "The paper's experiments (they need the extra 'paper')",

@@ -15,7 +15,7 @@ from bayesbackprop.serving.settings import AGENTS, READ_TOKEN, TOKEN, Limits, Se
 _LIMITS = Limits()
 _PLACE = "A file of SQLite, or a URL such as postgresql://user@host/database."
 
-app = typer.Typer(help="Serve a bandit over HTTP.", invoke_without_command=True)
+app = typer.Typer(invoke_without_command=True)
 
 Place = Annotated[str, typer.Option("--log", help=_PLACE)]
 
@@ -61,10 +61,11 @@ def command(
     most_bytes: Annotated[int, typer.Option(min=1, help="Of a request.")] = _LIMITS.body,
     most_in_batch: Annotated[int, typer.Option(min=1, help="Decisions or rewards of a request.")] = _LIMITS.batch,
 ) -> None:
-    """Serve a bandit over HTTP: decisions, rewards, its state, metrics, and a page to look at.
+    """Serve a bandit over HTTP; write its log as a table.
 
-    All decisions and rewards are in the log when they are answered; rewards are learnt behind it. It may be killed at
-    any moment. The same command goes on from the log, which knows its agent. Ctrl-C or SIGTERM ends it.
+    It answers decisions, rewards, its state, metrics, and a page to look at. All decisions and rewards are in the log
+    when they are answered; rewards are learnt behind it. It may be killed at any moment. The same command goes on from
+    the log, which knows its agent. Ctrl-C or SIGTERM ends it.
 
     Example: `bbb serve --features 10 --actions 3`, then look at http://127.0.0.1:8000
     """
@@ -83,9 +84,10 @@ def command(
         limits=Limits(body=most_bytes, batch=most_in_batch, waiting=most_waiting, expire=expire * 3600),
     )
     name = f"[{host}]" if ":" in host else host
-    told = rich.console.Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    told.print(f"http://{name}:{port}   (the API: http://{name}:{port}/docs)   Ctrl-C ends it.")
-    serve(settings, host, port, workers)
+    told = rich.console.Console(stderr=True, soft_wrap=True, highlight=False)
+    address = f"http://{name}:{port}"
+    said = f"{address}   (the API: {address}/docs)   Ctrl-C ends it."
+    serve(settings, host, port, workers, announce=lambda: told.print(said, markup=False))
 
 
 @app.command()

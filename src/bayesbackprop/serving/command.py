@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 
 import uvicorn
@@ -20,9 +21,24 @@ _LEAVE = 10
 
 
 def serve(
-    settings: Settings, host: str = "127.0.0.1", port: int = 8000, workers: int = 1, level: str = "warning"
+    settings: Settings,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    workers: int = 1,
+    *,
+    level: str = "warning",
+    announce: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; then requests are finished, and a snapshot is written."""
+    """Serve until Ctrl-C or SIGTERM; then requests are finished, and a snapshot is written.
+
+    Args:
+        settings: The service.
+        host: The address to listen on.
+        port: The port to listen on.
+        workers: How many processes answer.
+        level: From which on uvicorn says what happens.
+        announce: Called when nothing is wrong with the settings and the log.
+    """
     if host not in _LOCAL and not settings.tokens and not settings.anyone:
         constraint = f"an address of this machine alone ({', '.join(_LOCAL)}), unless there is a token (set {TOKEN} or "
         raise invalid(
@@ -35,6 +51,7 @@ def serve(
     log = Log(settings.url)
     open_log(log, settings)  # whatever is wrong with it is said here, once
     log.close()
+    announce()
     options = {"host": host, "port": port, "log_level": level, "access_log": False, "timeout_graceful_shutdown": _LEAVE}
     with suppress(KeyboardInterrupt, TerminatedError):  # by then all is done
         if workers == 1:

@@ -109,7 +109,11 @@ class Log:
         path = self.engine.url.database
         if self._is_sqlite and path and not Path(path).exists():
             return False
-        return sql.inspect(self.engine).has_table(tables.service.name)
+        try:
+            return sql.inspect(self.engine).has_table(tables.service.name)
+        except sql.exc.DBAPIError as error:
+            where = self.engine.url.render_as_string(hide_password=True)
+            raise OSError(f"The log {where} cannot be opened: {str(error.orig).strip()}") from error
 
     def create(self, agent: Agent) -> None:
         """Make the tables for this agent; if another process does it at the same time, one of them wins."""

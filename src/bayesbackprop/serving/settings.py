@@ -108,13 +108,13 @@ class Settings:
         if self.agent is not None and Path(self.agent).is_file():
             agent = load(self.agent)
             if agent.replicas != 1:
-                raise invalid("agent", "Settings", "one agent, not several replicas", self.agent)
+                raise invalid("agent", "bbb serve", "one agent, not several replicas", self.agent)
             return agent
         kind = self.agent or "thompson"
-        check_choice("Settings", [*AGENTS, "a file that agent.save wrote"], agent=kind)
+        check_choice("bbb serve", [*AGENTS, "a file that agent.save wrote"], agent=kind)
         if self.features is None or self.actions is None:
             missing = "features" if self.features is None else "actions"
-            raise invalid(missing, "Settings", "given where the log is new", None)
+            raise invalid(missing, "bbb serve", "given where the log is new", None)
         return AGENTS[kind](self.features, self.actions, seed=self.seed)
 
     def check_agent(self, agent: Agent) -> None:
@@ -123,14 +123,14 @@ class Settings:
             wanted, found = getattr(self, name), getattr(agent, name)
             if wanted is not None and wanted != found:
                 constraint = f"that of the log {self.log}, which was made for {found}; or name another log"
-                raise invalid(name, "Settings", constraint, wanted)
+                raise invalid(name, "bbb serve", constraint, wanted)
         if self.agent is None:
             return
         is_file = self.agent not in AGENTS and Path(self.agent).is_file()
         wanted_kind = type(load(self.agent)) if is_file else AGENTS.get(self.agent)
         if wanted_kind is not type(agent):
             constraint = f"that of the log {self.log}, which was made for {type(agent).__name__}; or name another log"
-            raise invalid("agent", "Settings", constraint, self.agent)
+            raise invalid("agent", "bbb serve", constraint, self.agent)
 
     def to_environment(self) -> None:
         """Leave the settings to processes that this one starts."""

@@ -94,6 +94,11 @@ class Client:
         """The status and the content of the answer."""
         return self._ask("GET", path, None)
 
+    def text(self, path: str) -> str:
+        """The content of the answer."""
+        self._connection.request("GET", path)
+        return self._connection.getresponse().read().decode()
+
     def insist(self, path: str, body: Any, ends: threading.Event) -> tuple[int, Any] | None:
         """As :meth:`post`, again and again until it is answered; None if it ends before."""
         while not ends.is_set():
@@ -114,6 +119,12 @@ class Client:
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def free_port() -> int:
@@ -145,9 +156,8 @@ def wait_until_ready(port: int, process: Any) -> None:
     until = time.monotonic() + _START
     while time.monotonic() < until and process.is_alive():
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            client = Client(port)
-            status, _ = client.get("/health")
-            client.close()
+            with Client(port) as client:
+                status, _ = client.get("/health")
             if status == 200:
                 return
         time.sleep(_PAUSE)
@@ -168,9 +178,9 @@ def measure(folder: Path, agent: str, features: int, actions: int, workers: int,
     with running(settings, port, workers) as process:
         wait_until_ready(port, process)
         _ask(port, features, 1.0, clients)  # what is imported or compiled at the first request is not counted
-        before = Client(port).get("/state")[1]
+        before = _state(port)
         times, errors, took = _ask(port, features, seconds, clients)
-        after = Client(port).get("/state")[1]
+        after = _state(port)
     done = sum(map(len, times.values()))
     return Load(
         agent=agent,
@@ -187,6 +197,11 @@ def measure(folder: Path, agent: str, features: int, actions: int, workers: int,
         lag=after["learner"]["lag"],
         errors=errors,
     )
+
+
+def _state(port: int) -> Any:
+    with Client(port) as client:
+        return client.get("/state")[1]
 
 
 def _quantile(seconds: Sequence[float], share: float) -> float:
@@ -321,9 +336,9 @@ def _go_on(port: int, number: int, seed: int, told: _Told, found: Kills, ends: t
 
 
 def _wait_until_learnt(port: int) -> None:
-    client, until = Client(port), time.monotonic() + _SETTLED
+    until = time.monotonic() + _SETTLED
     while time.monotonic() < until:
-        if client.get("/state")[1]["learner"]["lag"] == 0:
+        if _state(port)["learner"]["lag"] == 0:
             return
         time.sleep(0.1)
 
@@ -370,13 +385,14 @@ def _compare(log: Log, base: Agent, settings: Settings, found: Kills, rewards: i
         position = snapshot.position
         saved = load(snapshot.path)
         found.twice += max(0, saved.observed - position)
-        if _same(saved, agent):
+        if same(saved, agent):
             equal += 1
         else:
             found.problems.append(f"the snapshot {snapshot.position} is not the agent of the log")
-    found.rebuilt = equal == len(snapshots) > 0 and _same(agent, whole)
+    found.rebuilt = equal == len(snapshots) > 0 and same(agent, whole)
 
 
-def _same(one: Agent, other: Agent) -> bool:
+def same(one: Agent, other: Agent) -> bool:
+    """Whether two agents have learnt the same, to the last bit."""
     mine, yours = one.tensors(), other.tensors()
     return mine.keys() == yours.keys() and all(torch.equal(mine[name], yours[name]) for name in mine)

@@ -14,12 +14,13 @@ from training_runs import ctrl_c_counts
 pytestmark = pytest.mark.identities
 
 DEFERRED: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-OF_THE_PAPER = [command.name for command in PANELS[1].commands]
+OF_THE_PAPER = [command.name for command in PANELS[-1].commands]
 
 
 def test_each_panel_has_its_own_package() -> None:
-    assert [panel.package for panel in PANELS] == ["bayesbackprop._cli", "bayesbackprop_paper.cli"]
+    assert [panel.package for panel in PANELS] == ["bayesbackprop._cli"] * 2 + ["bayesbackprop_paper.cli"]
     assert [command.name for command in PANELS[0].commands] == ["fit", "predict", "show", "prune"]
+    assert [command.name for command in PANELS[1].commands] == ["serve"]
     assert len(DEFERRED) == sum(len(panel.commands) for panel in PANELS)
 
 
@@ -68,6 +69,17 @@ def test_tables_have_an_extra_of_their_own(
         main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == f'Error: bbb {name} needs pandas: pip install "bayesbackprop[tables]"\n'
+
+
+def test_the_service_has_an_extra_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setattr(sys, "argv", ["bbb", "serve"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == 'Error: bbb serve needs fastapi: pip install "bayesbackprop[serve]"\n'
 
 
 @pytest.mark.parametrize(

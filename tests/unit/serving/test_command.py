@@ -45,8 +45,8 @@ def test_it_goes_on_with_a_log_that_knows_its_sizes(tmp_path: Path, started: lis
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--features", 4), "'features' parameter of Settings must be that of the log"),
-        (("--actions", 3), "'actions' parameter of Settings must be that of the log"),
+        (("--features", 4), "'features' parameter of bbb serve must be that of the log"),
+        (("--actions", 3), "'actions' parameter of bbb serve must be that of the log"),
         (("--agent", "uniform"), "which was made for LinearThompson"),
         (("--agent", "nonsense"), "which was made for LinearThompson"),
     ],
@@ -64,8 +64,8 @@ def test_a_log_of_another_bandit_is_refused(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--features", 3), "'actions' parameter of Settings must be given where the log is new"),
-        (("--actions", 3), "'features' parameter of Settings must be given where the log is new"),
+        (("--features", 3), "'actions' parameter of bbb serve must be given where the log is new"),
+        (("--actions", 3), "'features' parameter of bbb serve must be given where the log is new"),
         (("--features", 3, "--actions", 2, "--agent", "nonsense"), "a file that agent.save wrote"),
         (("--features", 3, "--actions", 2, "--host", "0.0.0.0"), "unless there is a token"),
     ],
@@ -117,6 +117,23 @@ def test_replicas_are_refused(tmp_path: Path) -> None:
     LinearThompson(3, 2, replicas=2).save(tmp_path / "many.agent")
     with pytest.raises(ValueError, match="one agent, not several replicas"):
         settings_in(tmp_path, agent=str(tmp_path / "many.agent")).make_agent()
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, started: list[Any]) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("These are notes, and no database at all. " * 50)
+    done = bbb("serve", "--features", 3, "--actions", 2, "--log", file)
+    assert f"The log sqlite:///{file} cannot be opened: file is not a database" in str(done.exception)
+    assert isinstance(done.exception, OSError)
+    assert file.read_text().startswith("These are notes")
+
+
+def test_a_database_that_does_not_answer_is_said_without_its_password(started: list[Any]) -> None:
+    pytest.importorskip("psycopg")
+    url = "postgresql://me:secret@127.0.0.1:1/none"
+    done = bbb("serve", "--features", 3, "--actions", 2, "--log", url)
+    assert "cannot be opened" in str(done.exception)
+    assert "secret" not in str(done.exception)
 
 
 def test_urls() -> None:

@@ -1,0 +1,153 @@
+"""``bbb serve`` as processes: killed, ended, and several of them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repository import ROOT
+from services import PATIENCE, postgres
+
+from bayesbackprop.bandits import load  # isort: skip
+from bayesbackprop.serving import Log, Settings  # isort: skip
+from bayesbackprop.serving.learning import rebuilt  # isort: skip
+from bayesbackprop.serving.snapshots import Snapshots  # isort: skip
+from bayesbackprop_paper.bench import serving  # isort: skip
+
+pytestmark = pytest.mark.equivalence
+
+KILLS = 3
+COMMAND = [sys.executable, "-c", "from bayesbackprop._cli import main; main()", "serve"]
+
+
+def start(folder: Path, *options: object) -> tuple[Any, int]:
+    port = serving.free_port()
+    sizes = ("--features", "3", "--actions", "2", "--agent", "linear", "--log", str(folder / "log.sqlite"))
+    command = [*COMMAND, *sizes, "--port", str(port), *map(str, options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return process, port
+
+
+def wait_until_ready(port: int, process: Any) -> None:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        assert process.poll() is None, process.stderr.read()
+        client = serving.Client(port)
+        try:
+            if client.get("/health")[0] == 200:
+                return
+        except (OSError, ValueError):
+            time.sleep(0.05)
+        finally:
+            client.close()
+    raise AssertionError("the service did not start")
+
+
+@pytest.fixture
+def processes() -> Any:
+    started: list[Any] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+
+
+def test_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    found = serving.survive(tmp_path, KILLS, seed=int.from_bytes(os.urandom(2), "big"), longest=1.0)
+    assert found.problems == []
+    assert (found.kills, found.lost, found.twice, found.rebuilt) == (KILLS, 0, 0, True)
+    assert found.rewards > 0
+
+
+def test_kills_with_postgres(tmp_path: Path) -> None:
+    with postgres(tmp_path) as url:
+        found = serving.survive(tmp_path, KILLS, seed=int.from_bytes(os.urandom(2), "big"), longest=1.0, log=url)
+    assert found.problems == []
+    assert (found.kills, found.lost, found.twice, found.rebuilt) == (KILLS, 0, 0, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_cleanly_with_a_snapshot(number: signal.Signals, tmp_path: Path, processes: list[Any]) -> None:
+    process, port = start(tmp_path)
+    processes.append(process)
+    wait_until_ready(port, process)
+    client = serving.Client(port)
+    for n in range(5):
+        decision = client.post("/decide", {"context": [1.0, n, 0.0]})[1]
+        assert client.post("/reward", {"id": decision["id"], "reward": n})[0] == 200
+    client.close()
+    process.send_signal(number)
+    assert process.wait(PATIENCE) == 0
+    assert "Traceback" not in process.stderr.read()
+    check_snapshot(tmp_path)
+
+
+def check_snapshot(folder: Path) -> None:
+    """The newest is the agent of the log as far as it says."""
+    settings = Settings(str(folder / "log.sqlite"))
+    log = Log(settings.url)
+    whole = rebuilt(log)
+    (newest, *_) = Snapshots(settings.folder / log.name).found()
+    assert newest.position == log.counts().rewarded == whole.observed
+    assert serving.same(load(newest.path), whole)
+    log.close()
+
+
+def test_several_workers_are_one_service(tmp_path: Path, processes: list[Any]) -> None:
+    process, port = start(tmp_path, "--workers", 2)
+    processes.append(process)
+    wait_until_ready(port, process)
+    for n in range(40):  # each with a connection of its own, so that both workers are asked
+        client = serving.Client(port)
+        decision = client.post("/decide", {"context": [1.0, n % 3, 0.0]})[1]
+        client.close()
+        client = serving.Client(port)
+        assert client.post("/reward", {"id": decision["id"], "reward": n % 2})[0] == 200
+        client.close()
+    until, learners = time.monotonic() + PATIENCE, set[bool]()
+    while time.monotonic() < until:
+        client = serving.Client(port)
+        learner = client.get("/state")[1]["learner"]
+        client.close()
+        if learner["lag"] == 0:
+            learners.add(learner["is_learner"])
+        if learners == {True, False}:
+            break
+    assert learners == {True, False}
+    client = serving.Client(port)
+    counted = [line for line in client.text("/metrics").splitlines() if line.startswith("bbb_requests_total")]
+    client.close()
+    assert sum(float(line.split()[-1]) for line in counted if '"/decide"' in line) == 40  # of both together
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+    check_snapshot(tmp_path)
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, processes: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    process, port = start(tmp_path)
+    processes.append(process)
+    wait_until_ready(port, process)
+    text = (ROOT / "docs" / "howto_web_service.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(example.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), {})
+    assert capsys.readouterr().out.split()[0] in ("0", "1")
+    with serving.Client(port) as client:
+        assert client.get("/state")[1]["rewards"] == 1
+
+
+def test_mistakes_are_one_line(tmp_path: Path, processes: list[Any]) -> None:
+    process, _ = start(tmp_path, "--host", "0.0.0.0")
+    processes.append(process)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 1
+    assert "Error: The '--host' parameter of bbb serve must be an address of this machine alone" in said
+    assert "Traceback" not in said
