@@ -1,10 +1,11 @@
 """``bbb bench``."""
 
+import json as jsons
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
