@@ -13,7 +13,6 @@ kernel that computes them updates mu and rho at once, so that these gradients ar
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
 from itertools import chain
 from numbers import Real
 from typing import Any, NamedTuple, overload
@@ -259,9 +258,14 @@ class Adam(AdamW, Postponing):
         """
         check_type("Adam.minimise", nn.Module, "a FreeEnergy, or a module whose call gives a cost", objective=objective)
         self._forget()
-        quick = type(objective) is FreeEnergy and runs_only_forward((objective,))
-        evaluate = partial(objective.cost_at_once, self._postpone) if quick else objective
-        cost: Tensor = evaluate(inputs, targets, **options)
+        if type(objective) is FreeEnergy and runs_only_forward((objective,)):
+            try:
+                cost: Tensor = objective.cost_at_once(self._postpone, inputs, targets, **options)
+            except BaseException:
+                self._postponed = None
+                raise
+        else:
+            cost = objective(inputs, targets, **options)
         if self._postponed is None:
             self.backward(cost)
         check_gradients(objective, self)
@@ -286,8 +290,8 @@ class Adam(AdamW, Postponing):
 
     def _is_watched(self) -> bool:
         """Whether someone wants to know of each :meth:`step`: hooks, a scheduler, a subclass."""
-        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks)
-        return any(map(len, (*hooks, *_GLOBAL_HOOKS))) or "step" in vars(self) or type(self) is not Adam
+        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
+        return any(hooks) or "step" in vars(self) or type(self) is not Adam
 
     def _postpone(self, parameters: Parameters, drawn: cpu.Table) -> Callable[[cpu.Backward], None] | None:
         """What takes a way back to :meth:`step`, if that can do it and nobody else waits for its gradients."""

@@ -195,7 +195,7 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def rows_of(table: Table, ws: Sequence[Tensor], gradients: Sequence[Tensor]) -> bytearray:
-    """The rows for a draw to ``ws``, and for an update from the ``gradients`` by these, both of a table without odd ones."""
+    """The rows of a table without odd ones for a draw to ``ws``, and for an update from the ``gradients`` by these."""
     rows = bytearray(table.rows)
     _write(rows, {_W: ws, _GW: gradients}, [])
     return rows

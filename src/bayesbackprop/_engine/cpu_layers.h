@@ -178,7 +178,7 @@ static double NAME(cost)(const Cost *c) {
             }
         }
     }
-    return total * each;
+    return (REAL)(total * each); /* infinite where the type has no such number */
 }
 
 #undef LANES

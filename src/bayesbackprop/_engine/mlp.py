@@ -168,6 +168,10 @@ class FullyConnected(Executor):
         if table is None:
             return NotImplemented
         x = args[0].flatten(1) if self._flattens else args[0]
+        if likelihood is None and not torch.is_grad_enabled():  # where a node of autograd would be nothing but time
+            drawn = self.draw_and_run(parameters, table, draw.key, x)
+            draw.drawn_inside(x.new_full((), drawn.complexity))
+            return drawn.output
         tensors = (x, *parameters.trained)
         result, complexity = _DrawAndRun.apply(self, parameters, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
         draw.drawn_inside(complexity)

@@ -97,10 +97,13 @@ class Unknown(Likelihood):
 
     def see(self, rewards: Tensor) -> None:
         """Take note of the reward of each replica."""
-        self.is_number.logical_or_((rewards != 0) & (rewards != 1))
+        if not self.is_number.numpy().all():
+            self.is_number.logical_or_((rewards != 0) & (rewards != 1))
 
     def expected(self, first: Tensor) -> Tensor:
         """The expected rewards ``[replicas, actions]`` from the first number of each action."""
+        if self.is_number.numpy().all():
+            return first
         return torch.where(self._numbers, first, first.sigmoid())
 
     @property
@@ -134,8 +137,8 @@ class Unknown(Likelihood):
     def form(self) -> Form | None:
         if len(self.is_number) > 1:
             return None
-        likelihood = self.gaussian if self.is_number.item() else self.bernoulli
-        return likelihood.form()._replace(numbers=2)
+        form = (self.gaussian if self.is_number.item() else self.bernoulli).form()
+        return form if form is None else form._replace(numbers=2)
 
     def distribution(self, output: Any) -> Any:
         raise NotImplementedError("An agent has the expected rewards alone.")
