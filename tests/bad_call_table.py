@@ -190,6 +190,17 @@ def acted(kind: Call, **usual: Any) -> Call:
 thompson = acted(bandits.ThompsonSampling, hidden=[4], updates=1, memory=8)
 
 
+def rewarded(reward: Any, **id: Any) -> None:
+    """A decision gets its reward; or another id, if one is given."""
+    agent = thompson()
+    agent.reward(**{"id": agent.decide([0.0, 1.0, 0.0]).id, **id}, reward=reward)
+
+
+def learning(behind: Any) -> None:
+    with thompson().learning(behind):
+        pass
+
+
 def world(seed: Any = 0) -> bandits.Table:
     return bandits.Table(X, torch.ones(8, 2), seed)
 
@@ -752,6 +763,40 @@ TABLE: dict[str, Entry] = {
         actions=DATA | "[1]",
         rewards=DATA | "[1]",
     ),
+    "Agent.decide": entry(
+        lambda **given: thompson().decide(**given),
+        lambda: dict(_CONTEXT),
+        context=DATA,
+        mask=DATA | "None",
+        features=DATA | "None",
+    ),
+    "Agent.decide_many": entry(
+        lambda **given: thompson().decide_many(**given),
+        lambda: {"contexts": torch.ones(8, 3)},
+        "context mask",
+        contexts=ROWS | "empty rows" | "[]" | "array",
+        masks=DATA | "None",
+        features=DATA | "None",
+    ),
+    "Agent.explain": entry(lambda **given: thompson().explain(**given), lambda: dict(_CONTEXT), context=DATA),
+    "Agent.reward": entry(rewarded, lambda: {"reward": 1.0}, id=ANY, reward=DATA | NOT_NEGATIVE),
+    "Agent.reward_many": entry(
+        lambda **given: thompson().reward_many(**given),
+        lambda: {"ids": [], "rewards": []},
+        "reward id",
+        ids=DATA | "[]" | "empty tensor" | "empty rows",
+    ),
+    "Agent.warm_start": entry(
+        lambda **given: thompson().warm_start(**given),
+        lambda: {"contexts": torch.ones(8, 3), "actions": [0, 1] * 4, "rewards": [1.0] * 8},
+        "context contexts action reward",
+        contexts=DATA | "double" | "ints [8, 3]" | "booleans" | "array",
+        actions=DATA,
+        rewards=DATA | "ints [8]",
+    ),
+    "Agent.add_arms": entry(lambda **given: thompson().add_arms(**given), dict, count=COUNT, features=DATA | "None"),
+    "Agent.retire": entry(lambda action: thompson().retire(action), lambda: {"action": 0}, action=WHOLE),
+    "Agent.learning": entry(learning, lambda: {"behind": 5}, behind=COUNT),
     "Agent.save": entry(lambda path: inside(bandits.Uniform(3, 2).save, path=path), path=TEXT),
     "bandits.load": entry(bandits.load, lambda: {"path": folder() / "agent"}, path=ANY, prior=PRIOR),
     "Table": entry(

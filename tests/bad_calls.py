@@ -50,6 +50,8 @@ LEGITIMATE: dict[str, str] = {
     r"Batches\(order of half the rows\)": "an epoch may leave rows out",
     r"Agent.observe\(reward=(-3|Decimal|(float )?tensor of one)\)": "a number, however it comes",
     r"Agent.observe\(reward=(True|np.bool)\)": "a click is True",
+    r"(Agent.(observe|retire)|Table.step)\(action=tensor of one\)": "the number of an action, however it comes",
+    r"Agent.reward\(reward=(-3|Decimal|(float )?tensor of one|True|np.bool)\)": "a number, however it comes",
     r"(Table|classification)\(\w+=(ints \[8, 3\]|booleans)\)": "ints are numbers, and so are yes and no",
     r"BayesianMLPRegressor.predict\(quantiles=tensor \[2\]\)": "levels, however they come",
     r"an ensemble of a scalar": "one number of each network can be stacked; only predict needs rows",

@@ -11,7 +11,19 @@ from bayesbackprop import bandits, callbacks
 pytestmark = pytest.mark.identities
 
 # Those without a call of their own: what is abstract, what takes nothing, and modules.
-WITHOUT = {"Agent", "Bernoulli", "Callback", "Environment", "Estimate", "Likelihood", "Poisson", "Predictive", "Prior"}
+WITHOUT = {
+    "Agent",
+    "Bernoulli",
+    "Callback",
+    "Decision",
+    "Environment",
+    "Estimate",
+    "Explanation",
+    "Likelihood",
+    "Poisson",
+    "Predictive",
+    "Prior",
+}
 WITHOUT |= {"ConvergenceWarning", "Diagonal", "DiagnosisWarning", "Draw", "FullCovariance", "__version__"}
 WITHOUT |= {"callbacks", "distributed", "plain_kernels", "pruning"}
 
