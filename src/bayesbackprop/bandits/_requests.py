@@ -126,5 +126,5 @@ def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
 
 def _is_row(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
-        return value.ndim == 1
+        return value.ndim == 1 and not getattr(value, "is_meta", False)
     return isinstance(value, Sequence) and all(isinstance(each, bool | np.bool_) for each in value)

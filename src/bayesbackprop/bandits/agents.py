@@ -57,10 +57,9 @@ _AT_A_TIME = 512
 # Arguments that files of older versions lack.
 _LATER: dict[str, Any] = {"most_waiting": 100_000, "expiry": None, "candidates": 100, "optimism": None}
 
-_TURNS = ("_saves", "_rounds", "_turns")
-
-# What an agent keeps when it gets more actions.
-_KEPT = ("acted", "observed", "retired", "_decided", "_explored", "_joined", "_ledger", "_learner", *_TURNS)
+# What a copy of an agent has anew, and what an agent keeps when it gets more actions.
+_NOT_COPIED = ("_learner", "_twin", "_published", "_saves", "_rounds", "_turns")
+_KEPT = ("acted", "observed", "retired", "_decided", "_explored", "_joined", "_ledger", *_NOT_COPIED)
 
 # What the tensors of decisions that wait are called in a file.
 WAITING = "waiting."
@@ -107,7 +106,10 @@ class Agent(ABC):
         # Of all decisions with an id, and those of them in which another action than the best was taken.
         self._decided = self._explored = 0
         self._ledger = Ledger(self.most_waiting, self.expiry)
+        # While a thread learns: it, and a copy of what decisions need, as it was after the last round.
         self._learner: Learner | None = None
+        self._twin: Agent | None = None
+        self._published: tuple[list[Tensor], list[Tensor]] = [], []  # tensors of both
         self._set_turns()
 
     def _set_turns(self) -> None:
@@ -143,9 +145,9 @@ class Agent(ABC):
 
     def _decide(self, method: str, contexts: Any, masks: Any, features: Any) -> list[Decision]:
         requests = self._requests(method, contexts, masks, features)
-        with self._turns:
+        with self._deciding() as decider:
             random = self._decision_random()
-            explanations = self._explain(requests, random)
+            explanations = decider._explain(requests, random)
             decisions = [Decision.of(each, random.random()) for each in explanations]
             taken = [each.action for each in decisions]
             codes = None if requests.codes is None else requests.codes[range(len(taken)), taken]
@@ -174,8 +176,8 @@ class Agent(ABC):
         """
         requests = self._requests("explain", contexts, masks, features)
         check_type("explain_many", np.random.Generator | None, "None or a generator of numpy", random=random)
-        with self._turns:
-            return self._explain(requests, random or self._decision_random())
+        with self._deciding() as decider:
+            return decider._explain(requests, random or self._decision_random())
 
     def _explain(self, requests: Requests, random: np.random.Generator) -> list[Explanation]:
         found: list[Explanation] = []
@@ -244,8 +246,9 @@ class Agent(ABC):
     def act_all(self, contexts: Any) -> list[int]:
         """The action of each replica in its context, ``[replicas, features]``."""
         xs = self._check_contexts(contexts)
-        with self._turns:
-            chosen = self._choose(xs)
+        with self._deciding() as decider:
+            decider.acted = self.acted
+            chosen = decider._choose(xs)
             self.acted += 1
         return chosen
 
@@ -277,6 +280,7 @@ class Agent(ABC):
             with self._rounds, self._turns:
                 self._learn(contexts, actions, rewards)
                 self.observed += 1
+                self._publish()
                 if which is not None:
                     self._ledger.learnt(which)
         except BaseException:
@@ -312,6 +316,7 @@ class Agent(ABC):
         with self._rounds, self._turns:
             self._learn_many(self._with_codes(xs, taken, codes), taken, gains)
             self.observed += len(gains)
+            self._publish()
 
     # --- arms --------------------------------------------------------------------------------------------------------
 
@@ -348,6 +353,7 @@ class Agent(ABC):
             vars(grown).update({name: vars(self)[name] for name in _KEPT})
             vars(self).update(vars(grown))
             self._joined = [*self._joined, *[self.observed] * count]
+            self._twin = None if self._twin is None else self._make_twin()
         return added
 
     def retire(self, action: int) -> None:
@@ -358,6 +364,7 @@ class Agent(ABC):
             if self._left() == [action]:
                 raise invalid("action", owner, "one of several that are left", action)
             self.retired = tuple(sorted({*self.retired, action}))
+            self._publish()
 
     # --- learning off the path of decisions --------------------------------------------------------------------------
 
@@ -379,17 +386,19 @@ class Agent(ABC):
             1
         """
         behind = check_count(self._check_alone("learning"), behind=behind)["behind"]
-        with self._turns:
+        with self._rounds, self._turns:
             if self._learner is not None:
                 raise RuntimeError("A thread learns for this agent already.")
             learner = self._learner = Learner(self._learn_now, behind)
+            self._twin = self._make_twin()
         try:
             yield self
         finally:
             try:
                 learner.end()
             finally:
-                self._learner = None
+                with self._rounds, self._deciding():
+                    self._learner = self._twin = None
 
     def settle(self) -> None:
         """Wait until all that was given to the thread of :meth:`learning` is learnt; else there is nothing to do."""
@@ -399,6 +408,24 @@ class Agent(ABC):
     def _check_learner(self) -> None:
         if self._learner is not None:
             self._learner.check()
+
+    @contextmanager
+    def _deciding(self) -> Iterator["Agent"]:
+        """The turn to decide, and who decides: while a thread learns the twin, for which no update has to end."""
+        while True:
+            decider = self._twin or self
+            with decider._turns:
+                if decider is (self._twin or self):  # nor has that changed while waiting
+                    yield decider
+                    return
+
+    def _publish(self) -> None:
+        """Let the twin, if there is one, be as the agent is now."""
+        if self._twin is not None:
+            with self._twin._turns:
+                self._twin.observed, self._twin.retired, self._twin._joined = self.observed, self.retired, self._joined
+                own, its = self._published
+                torch._foreach_copy_(its, own)
 
     # --- what the kinds of agents do ---------------------------------------------------------------------------------
 
@@ -439,6 +466,10 @@ class Agent(ABC):
     def _with_codes(self, contexts: Tensor, actions: Tensor | list[int], codes: Tensor | None) -> Tensor:  # noqa: ARG002
         """What is to be learnt of ``contexts``: with the numbers of the actions taken, where requests have them."""
         return contexts
+
+    def _make_twin(self) -> "Agent | None":
+        """An agent that chooses as this one does now; None where one can wait for the learning."""
+        return None
 
     def _more_codes(self, owner: str, count: int, features: Any) -> dict[str, Any]:  # noqa: ARG002
         """The argument with the numbers of the actions, and of ``count`` new ones."""
@@ -501,6 +532,7 @@ class Agent(ABC):
         """Become the agent whose :meth:`tensors` these were."""
         with self._rounds, self._turns:
             self._restore(tensors, acted, observed)
+            self._publish()
 
     def _restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
         own = self._tensors()
@@ -541,12 +573,11 @@ class Agent(ABC):
         """A copy of all but the locks and the thread, as of a moment between two rounds of learning."""
         self.settle()
         with self._rounds, self._turns:  # a decision exchanges weights of the network for drawn ones
-            state = {name: value for name, value in self.__dict__.items() if not isinstance(value, Turns | Learner)}
-            return copy.deepcopy(state)
+            return copy.deepcopy({name: value for name, value in vars(self).items() if name not in _NOT_COPIED})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._learner = None
+        self._learner, self._twin, self._published = None, None, ([], [])
         self._set_turns()
 
     def _random(self, count: int) -> torch.Generator:
