@@ -38,11 +38,15 @@ _IMPORTED = ["torch._dynamo", "bayesbackprop.serving.command", __name__]
 
 @dataclass(frozen=True)
 class Load:
-    """What clients measured that asked for a decision and sent its reward, again and again, as fast as they could."""
+    """What clients measured that asked for a decision and sent its reward, again and again, as fast as they could.
+
+    Times are in milliseconds; ``sync`` is what the disk takes for one write that must survive a power failure.
+    """
 
     agent: str
     workers: int
     clients: int
+    sync: float
     seconds: float
     requests: int
     requests_per_second: float
@@ -186,6 +190,7 @@ def measure(folder: Path, agent: str, features: int, actions: int, workers: int,
         agent=agent,
         workers=workers,
         clients=clients,
+        sync=_sync(folder),
         seconds=round(took, 2),
         requests=done,
         requests_per_second=round(done / took, 1),
@@ -197,6 +202,19 @@ def measure(folder: Path, agent: str, features: int, actions: int, workers: int,
         lag=after["learner"]["lag"],
         errors=errors,
     )
+
+
+def _sync(folder: Path) -> float:
+    """How long the disk takes for one small write that must survive a power failure: the least of a commit."""
+    times = []
+    with open(folder / "sync", "wb") as file:
+        for _ in range(50):
+            began = time.perf_counter()
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return _quantile(times, 0.5)
 
 
 def _state(port: int) -> Any:
