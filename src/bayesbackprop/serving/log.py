@@ -101,6 +101,10 @@ class Log:
             needs = f"The log {url.partition(':')[0]} needs {error.name}"
             raise ModuleNotFoundError(f'{needs}: pip install "bayesbackprop[postgres]"') from error
         self.name = ""
+        self._writer = self.engine.execution_options(writes=True)
+        # In PostgreSQL a reader would else see what is committed between two of its queries.
+        options = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self.engine.execution_options(**options)
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -259,14 +263,11 @@ class Log:
             arm[1] += 1
             arm[2] += reward
             arm[3] += reward * reward
-        c = tables.arms.c
-        names = (c.chosen, c.rewarded, c.total, c.square)
-        change = {column: column + sql.bindparam(f"more_{column.name}") for column in names}
         rows = [
-            {"which": action, **{f"more_{column.name}": more for column, more in zip(names, arm, strict=True)}}
+            {"which": action, **{f"more_{column.name}": more for column, more in zip(_SUMS, arm, strict=True)}}
             for action, arm in arms.items()
         ]
-        connection.execute(tables.arms.update().where(c.action == sql.bindparam("which")).values(change), rows)
+        connection.execute(_ADD_UP, rows)
 
     def sweep(self, expire: float) -> int:
         """Count decisions that have expired without a reward, so that they wait no longer; how many it looked at."""
@@ -293,7 +294,7 @@ class Log:
     def hold(self, holder: str, seconds: float, *, instead_of: str | None = None) -> bool:
         """Take or keep the office of the learner for so long: if it is free, one's own, or that of ``instead_of``."""
         with self._writing() as connection:
-            now = connection.execute(sql.select(self._clock())).scalar_one()
+            now = self._now(connection)
             c = tables.leases.c
             free = (c.until < now) | c.holder.in_([holder, *([] if instead_of is None else [instead_of])])
             change = (
@@ -379,25 +380,20 @@ class Log:
 
     def _writing(self) -> Any:
         """A transaction that writes, on which others wait."""
-        return self.engine.execution_options(writes=True).begin()
+        return self._writer.begin()
 
     def _reading(self) -> Any:
         """A transaction that reads what was committed before it began."""
-        options = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
-        return self.engine.execution_options(**options).begin()
+        return self._reader.begin()
 
-    def _clock(self) -> sql.ColumnElement[float]:
+    def _now(self, connection: Connection) -> float:
         """The time: of SQLite this machine's, else that of the database, which all machines share."""
-        if self._is_sqlite:
-            return sql.literal(time.time(), Double)
-        return sql.cast(func.extract("epoch", func.clock_timestamp()), Double)
+        return time.time() if self._is_sqlite else float(connection.execute(_CLOCK).scalar_one())
 
     def _locked(self, connection: Connection, *, lock: bool = True) -> tuple[float, Counts]:
         """The time and the counts; until the end of the transaction nobody else writes."""
-        query = sql.select(*(tables.counts.c[name] for name in Counts._fields))
-        counts = Counts(*connection.execute(query.with_for_update() if lock else query).one())
-        now: float = connection.execute(sql.select(self._clock())).scalar_one()
-        return now, counts
+        counts = Counts(*connection.execute(_COUNTS.with_for_update() if lock else _COUNTS).one())
+        return self._now(connection), counts
 
     def _find(
         self, connection: Connection, what: Table | sql.Select[Any], column: sql.ColumnElement[Any], values: set[Any]
@@ -422,6 +418,15 @@ class Watched(NamedTuple):
     decisions_per_second: float
     rewards_per_second: float
 
+
+_CLOCK = sql.select(sql.cast(func.extract("epoch", func.clock_timestamp()), Double))
+_COUNTS = sql.select(*(tables.counts.c[name] for name in Counts._fields))
+_SUMS = tuple(tables.arms.c[name] for name in ("chosen", "rewarded", "total", "square"))
+_ADD_UP = (
+    tables.arms.update()
+    .where(tables.arms.c.action == sql.bindparam("which"))
+    .values({column: column + sql.bindparam(f"more_{column.name}") for column in _SUMS})
+)
 
 # What of an entry has a column of its name.
 _WRITTEN = tuple(name for name in Entry.__slots__ if name not in ("loss", "repeated"))

@@ -9,10 +9,12 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from bayesbackprop.serving.snapshots import Snapshots
 
 # Seconds until a service must answer, a request must be answered, and what is in the log must have been learnt.
 _START, _TIMEOUT, _SETTLED = 60.0, 30.0, 300.0
+# Of so many kills one is while the service starts.
+_EARLY = 5
 # Seconds between two attempts of a client whose service is away.
 _PAUSE = 0.02
 
@@ -38,11 +42,15 @@ _IMPORTED = ["torch._dynamo", "bayesbackprop.serving.command", __name__]
 
 @dataclass(frozen=True)
 class Load:
-    """What clients measured that asked for a decision and sent its reward, again and again, as fast as they could."""
+    """What clients measured that asked for a decision and sent its reward, again and again, as fast as they could.
+
+    Times are in milliseconds; ``sync`` is what the disk takes for one write that must survive a power failure.
+    """
 
     agent: str
     workers: int
     clients: int
+    sync: float
     seconds: float
     requests: int
     requests_per_second: float
@@ -57,10 +65,15 @@ class Load:
 
 @dataclass
 class Kills:
-    """What became of a service that was killed again and again while clients went on."""
+    """What became of a service that was killed again and again while clients went on.
+
+    A kill says something if it cuts something off: ``working`` are those of services that had acknowledged a request.
+    The others were killed while they started, or went on from the log.
+    """
 
     seed: int
     kills: int = 0
+    working: int = 0
     decisions: int = 0
     rewards: int = 0
     retries: int = 0
@@ -76,7 +89,8 @@ class Kills:
         told = f"{self.decisions:,} decisions and {self.rewards:,} rewards acknowledged, after {self.retries:,} retries"
         agent = "is" if self.rebuilt else "is NOT"
         lost = f"{self.lost} are lost, {self.twice} are there twice; the agent {agent} the one that learns the log anew"
-        return f"{self.kills} kills in {self.seconds:.0f} s: {told}; {lost}."
+        kills = f"{self.kills} kills in {self.seconds:.0f} s, {self.working} of them of a service that had answered"
+        return f"{kills}: {told}; {lost}."
 
 
 class Client:
@@ -136,9 +150,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(settings: Settings, port: int, workers: int = 1) -> Iterator[Any]:
+def running(settings: Settings, port: int) -> Iterator[Any]:
     """A service in a process of its own; at the end it is told to end."""
-    process = _PROCESSES.Process(target=_serve, args=(settings, port, workers))
+    _PROCESSES.set_forkserver_preload(_IMPORTED)  # of no effect on one that has started
+    process = _PROCESSES.Process(target=_serve, args=(settings, port))
     process.start()
     try:
         yield process
@@ -151,22 +166,40 @@ def running(settings: Settings, port: int, workers: int = 1) -> Iterator[Any]:
             process.join()
 
 
-def wait_until_ready(port: int, process: Any) -> None:
+def wait_until_ready(port: int, is_alive: Callable[[], bool]) -> None:
     """Wait for a service to answer."""
     until = time.monotonic() + _START
-    while time.monotonic() < until and process.is_alive():
+    while time.monotonic() < until and is_alive():
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             with Client(port) as client:
                 status, _ = client.get("/health")
             if status == 200:
                 return
         time.sleep(_PAUSE)
-    raise RuntimeError(f"The service did not start: exit code {process.exitcode}.")
+    raise RuntimeError("The service did not start.")
 
 
-def _serve(settings: Settings, port: int, workers: int) -> None:
+def _serve(settings: Settings, port: int) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which the service takes for its end
-    serve(settings, port=port, workers=workers, level="error")
+    serve(settings, port=port, level="error")
+
+
+@contextlib.contextmanager
+def command(log: Path, agent: str, features: int, actions: int, port: int, workers: int) -> Iterator[Any]:
+    """``bbb serve`` as people start it; at the end it is told to end."""
+    options = {"features": features, "actions": actions, "agent": agent, "log": log, "port": port, "workers": workers}
+    program = [sys.executable, "-c", "from bayesbackprop._cli import main; main()", "serve"]
+    given = [f"--{name}={value}" for name, value in options.items()]
+    process = subprocess.Popen([*program, *given], stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
@@ -174,9 +207,9 @@ def _serve(settings: Settings, port: int, workers: int) -> None:
 
 def measure(folder: Path, agent: str, features: int, actions: int, workers: int, clients: int, seconds: float) -> Load:
     """Let clients ask for so long; the reward of an action depends on the context."""
-    settings, port = Settings(str(folder / "log.sqlite"), features=features, actions=actions, agent=agent), free_port()
-    with running(settings, port, workers) as process:
-        wait_until_ready(port, process)
+    port = free_port()
+    with command(folder / "log.sqlite", agent, features, actions, port, workers) as process:
+        wait_until_ready(port, lambda: process.poll() is None)
         _ask(port, features, 1.0, clients)  # what is imported or compiled at the first request is not counted
         before = _state(port)
         times, errors, took = _ask(port, features, seconds, clients)
@@ -186,6 +219,7 @@ def measure(folder: Path, agent: str, features: int, actions: int, workers: int,
         agent=agent,
         workers=workers,
         clients=clients,
+        sync=_sync(folder),
         seconds=round(took, 2),
         requests=done,
         requests_per_second=round(done / took, 1),
@@ -197,6 +231,19 @@ def measure(folder: Path, agent: str, features: int, actions: int, workers: int,
         lag=after["learner"]["lag"],
         errors=errors,
     )
+
+
+def _sync(folder: Path) -> float:
+    """How long the disk takes for one small write that must survive a power failure: the least of a commit."""
+    times = []
+    with open(folder / "sync", "wb") as file:
+        for _ in range(50):
+            began = time.perf_counter()
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return _quantile(times, 0.5)
 
 
 def _state(port: int) -> Any:
@@ -254,6 +301,7 @@ class _Told:
     decisions: dict[str, Any] = field(default_factory=dict)
     sent: dict[str, float] = field(default_factory=dict)
     acknowledged: dict[str, float] = field(default_factory=dict)
+    answers: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -265,25 +313,36 @@ def small_agent() -> Agent:
 def survive(
     folder: Path, kills: int, seed: int = 0, *, clients: int = 4, longest: float = 1.5, log: str | None = None
 ) -> Kills:
-    """Kill a service so often, each time within ``longest`` seconds, while clients go on; then judge its log."""
+    """Kill a service so often while clients go on; then judge its log.
+
+    Most are killed within ``longest`` seconds after the first answer, some while they start.
+    """
     found, chance, began = Kills(seed), random.Random(seed), time.monotonic()
-    _PROCESSES.set_forkserver_preload(_IMPORTED)
     base = folder / "base.agent"
     small_agent().save(base)
     settings = Settings(
         log or str(folder / "log.sqlite"), str(folder / "snapshots"), agent=str(base), snapshot_seconds=0.2
     )
     port, told, ends = free_port(), _Told(), threading.Event()
-    with running(settings, port) as process:  # which also starts what later ones are forked from
-        wait_until_ready(port, process)
+    for _ in range(2):  # the first also starts what others are forked from
+        started = time.monotonic()
+        with running(settings, port) as process:
+            wait_until_ready(port, process.is_alive)
+            start = time.monotonic() - started
     asking = threading.Thread(target=lambda: _in_threads(lambda n: _go_on(port, n, seed, told, found, ends), clients))
     asking.start()
     try:
-        for _ in range(kills):
-            process = _PROCESSES.Process(target=_serve, args=(settings, port, 1))
+        for number in range(1, kills + 1):
+            before = told.answers
+            process = _PROCESSES.Process(target=_serve, args=(settings, port))
             process.start()
-            process.join(chance.uniform(0, longest))
+            if number % _EARLY == 0:
+                process.join(chance.uniform(0, start))
+            else:
+                _wait_for_an_answer(told, before, process)
+                process.join(chance.uniform(0, longest))
             if process.exitcode is None:
+                found.working += told.answers > before
                 os.kill(process.pid or 0, signal.SIGKILL)
                 found.kills += 1
             process.join()
@@ -291,7 +350,7 @@ def survive(
                 told.problems.append(f"the service ended with {process.exitcode}")
                 break
         with running(settings, port) as process:
-            wait_until_ready(port, process)
+            wait_until_ready(port, process.is_alive)
             time.sleep(longest)
             ends.set()
             asking.join()
@@ -302,6 +361,14 @@ def survive(
     _judge(settings, told, found)
     found.seconds = round(time.monotonic() - began, 1)
     return found
+
+
+def _wait_for_an_answer(told: _Told, before: int, process: Any) -> None:
+    until = time.monotonic() + _START
+    while told.answers == before and process.is_alive():
+        if time.monotonic() > until:
+            raise RuntimeError("The service started, and answered nobody.")
+        time.sleep(_PAUSE / 4)
 
 
 def _go_on(port: int, number: int, seed: int, told: _Told, found: Kills, ends: threading.Event) -> None:
@@ -318,6 +385,7 @@ def _go_on(port: int, number: int, seed: int, told: _Told, found: Kills, ends: t
             told.problems.append(f"decide {name}: {status} {decision}")
             break
         told.decisions[name] = decision
+        told.answers += 1  # several threads may lose some; that there was one is what counts
         if chance.random() < 0.1:  # its reward never comes
             continue
         reward = context[decision["action"]] + chance.gauss(0, 0.1)
@@ -330,6 +398,7 @@ def _go_on(port: int, number: int, seed: int, told: _Told, found: Kills, ends: t
                 told.problems.append(f"reward of {name}: {answer}")
             else:
                 told.acknowledged[decision["id"]] = reward
+                told.answers += 1
         time.sleep(0.02)  # so that a rewards log of some thousands can be learnt again below
     found.retries += client.retries
     client.close()

@@ -263,6 +263,10 @@ def serve(
     clients: Annotated[int, typer.Option(min=1, max=64, help="Connections that ask at the same time.")] = 8,
     seconds: Annotated[float, typer.Option(min=1, max=120, help="Of each measurement.")] = 15,
     kills: Annotated[int, typer.Option(min=0, max=1000, help="Also kill a service so often.")] = 0,
+    folder: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Where logs go.", show_default="that of temporary files"),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """`bbb serve` on this machine's loopback: requests a second and their times while it learns; and what kills lose.
@@ -280,20 +284,29 @@ def serve(
     with console.status("") as status:
         for name in agents:
             status.update(f"load: {name}")
-            with tempfile.TemporaryDirectory() as folder:
-                loads.append(serving.measure(Path(folder), name, features, actions, workers, clients, seconds))
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                loads.append(serving.measure(Path(place), name, features, actions, workers, clients, seconds))
         if kills:
             status.update(f"{kills} kills")
-            with tempfile.TemporaryDirectory() as folder:
-                killed = serving.survive(Path(folder), kills, seed)
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                killed = serving.survive(Path(place), kills, seed)
     if json is not None:
         found = {"run": asdict(run), "load": [asdict(each) for each in loads], "kills": killed and asdict(killed)}
         write_atomically(json, jsons.dumps(found, indent=1).encode())
-    columns = ("agent", "requests/s", "decide p50, p99 [ms]", "reward p50, p99 [ms]", "learnt", "lag", "errors")
+    columns = (
+        "agent",
+        "requests/s",
+        "decide p50, p99 [ms]",
+        "reward p50, p99 [ms]",
+        "learnt",
+        "lag",
+        "errors",
+        "disk [ms]",
+    )
     table = rich.table.Table(*columns, title=f"{clients} clients, {workers} workers, {seconds:g} s")
     for each in loads:
         times = f"{each.decide_p50}, {each.decide_p99}", f"{each.reward_p50}, {each.reward_p99}"
-        counts = map(str, (each.learnt, each.lag, each.errors))
+        counts = map(str, (each.learnt, each.lag, each.errors, each.sync))
         table.add_row(each.agent, str(each.requests_per_second), *times, *counts)
     shown = rich.console.Console(soft_wrap=True, highlight=False)
     shown.print(table)
