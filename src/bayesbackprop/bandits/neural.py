@@ -323,7 +323,11 @@ class NeuralAgent(Agent):
     def _make_twin(self) -> Agent:
         twin = type(self)(**{**self._arguments(), "memory": 1})
         own, its = self._tensors(), twin._tensors()
-        names = [name for name in its if name.startswith(("parameter.", "regression.")) or name in ("is_number", "scale", "tries")]
+        names = [
+            name
+            for name in its
+            if name.startswith(("parameter.", "regression.")) or name in ("is_number", "scale", "tries")
+        ]
         self._published = [own[name] for name in names], [its[name] for name in names]
         torch._foreach_copy_(self._published[1], self._published[0])
         twin.observed, twin.retired, twin._joined = self.observed, self.retired, self._joined
