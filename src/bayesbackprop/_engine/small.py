@@ -20,8 +20,8 @@ from bayesbackprop.noise import Key
 
 kernels = cpu._cpu  # type: ignore[attr-defined]
 
-# Multiplications of a forward pass, up to which the kernels beat torch's products: more want several threads, and blocks
-# that fit the caches. And weights, of which twice as many numbers are kept between two steps.
+# Multiplications of a forward pass up to which the kernels beat torch's products: more want several threads, and blocks
+# that fit the caches. And weights: twice as many numbers are kept between two steps.
 _MOST, _LARGEST = 2**22, 2**18
 
 # Where a network's parameters keep the memory of a step.
