@@ -527,7 +527,8 @@ def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:
 
 def _changed(tensors: Iterable[Tensor]) -> None:
     """Let autograd know, which sees only what torch itself changes."""
-    torch.autograd.graph.increment_version(tensors)
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)
 
 
 # --- memory that is used again ---------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from bayesbackprop.noise import Key
 kernels = cpu._cpu  # type: ignore[attr-defined]
 
 # Multiplications of a forward pass up to which the kernels beat torch's products: more want several threads, and blocks
-# that fit the caches.
-_MOST = 2**22
+# that fit the caches. And weights: twice as many numbers are kept between two steps.
+_MOST, _LARGEST = 2**22, 2**18
 
 # Where a network's parameters keep the memory of a step.
 _SPACE = "space"
@@ -78,7 +78,7 @@ class Space:
     def taken(layers: Sequence[Linear], parameters: Parameters, table: cpu.Table, x: Tensor) -> "Space | None":
         """The memory of a step on ``x``, to be given back; None if the kernels would be slower, or cannot read it."""
         batch, inputs = x.shape
-        if batch * parameters.numel > _MOST or table.odd or not kernels.QUICK_PRODUCTS:
+        if batch * parameters.numel > _MOST or parameters.numel > _LARGEST or table.odd or not kernels.QUICK_PRODUCTS:
             return None
         space: Space | None = parameters.cache.pop(_SPACE, None)  # another thread that trains it has its own
         if space is None or space.table is not table or space.batch != batch:
