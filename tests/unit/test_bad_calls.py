@@ -10,21 +10,18 @@ from bayesbackprop import bandits, callbacks
 
 pytestmark = pytest.mark.identities
 
-# Those without a call of their own: what is abstract, what takes nothing, and modules.
-WITHOUT = {
-    "Agent",
-    "Bernoulli",
-    "Callback",
+# Those without a call of their own: what is abstract, what takes nothing, what others make, and modules.
+WITHOUT = {"Agent", "Bernoulli", "Callback", "Environment", "Estimate", "Likelihood", "Poisson", "Predictive", "Prior"}
+WITHOUT |= {
+    "ConvergenceWarning",
     "Decision",
-    "Environment",
-    "Estimate",
+    "Diagonal",
+    "DiagnosisWarning",
+    "Draw",
     "Explanation",
-    "Likelihood",
-    "Poisson",
-    "Predictive",
-    "Prior",
+    "FullCovariance",
+    "__version__",
 }
-WITHOUT |= {"ConvergenceWarning", "Diagonal", "DiagnosisWarning", "Draw", "FullCovariance", "__version__"}
 WITHOUT |= {"callbacks", "distributed", "plain_kernels", "pruning"}
 
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -320,7 +320,7 @@ class NeuralAgent(Agent):
     def _numbers(self) -> int | None:
         return None if self.action_features is None else self._codes.shape[1]
 
-    def _make_twin(self) -> Agent:
+    def _make_twin(self) -> Self:
         twin = type(self)(**{**self._arguments(), "memory": 1})
         own, its = self._tensors(), twin._tensors()
         names = [
