@@ -56,7 +56,7 @@ _PAPER = Extra("paper", ("matplotlib", "optuna", "plotly", "pooch"))
 # The library names the package of the paper's reproduction here and nowhere else.
 PANELS = (
     Panel(
-        "Your own tables (they need the extra 'tables') and networks",
+        "Your own tables (extra 'tables'), networks and bandits (extra 'serve')",
         "bayesbackprop._cli",
         None,
         (
@@ -64,13 +64,8 @@ PANELS = (
             Command("predict", "predict", "command", "Add predictions and their uncertainty to a table.", _TABLES),
             Command("show", "show", "command", "Show what is in a file of this library."),
             Command("prune", "prune", "command", "Remove the weights that say least; write what is left."),
+            Command("serve", "serve", "app", "Serve a bandit over HTTP; write its log as a table.", _SERVE),
         ),
-    ),
-    Panel(
-        "A service that decides and learns (it needs the extra 'serve')",
-        "bayesbackprop._cli",
-        _SERVE,
-        (Command("serve", "serve", "app", "Serve a bandit over HTTP; write its log as a table."),),
     ),
     Panel(
         "The paper's experiments (they need the extra 'paper')",
@@ -139,8 +134,7 @@ def _start() -> str:
 app = typer.Typer(
     name="bbb",
     cls=_Commands,
-    help=f"Bayes by Backprop: neural networks that know what they do not know. {_start()} "
-    "Commands have a --help. BBB_TRACEBACK=1 shows tracebacks.",
+    help=f"Networks that know what they do not know. {_start()}",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
