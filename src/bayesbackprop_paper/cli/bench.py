@@ -259,7 +259,7 @@ def decisions(
     for row in rows:
         numbers = (f"{number:.2f}" for number in (row.median, row.p99, row.worst))
         table.add_row(row.what, str(row.calls), *numbers, f"{row.per_second:.0f}")
-    rich.console.Console().print(table)
+    _console().print(table)
 
 
 @app.command()
@@ -319,10 +319,14 @@ def _say_missing(console: rich.console.Console, distribution: str) -> None:
     console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(rows: list[Row], json: Path | None) -> None:
+def _console() -> rich.console.Console:
     console = rich.console.Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    console.print(terminal(rows))
+    return console
+
+
+def _show(rows: list[Row], json: Path | None) -> None:
+    _console().print(terminal(rows))
     if json is not None:
         write_json(rows, json)
