@@ -251,7 +251,7 @@ def bandit(
     comparison = regrets.Comparison(replace(run, versions={**run.versions, **regrets.versions(rows)}), rows)
     if json is not None:
         regrets.write_json(comparison, json)
-    _print(regrets.terminal(comparison))
+    _console().print(regrets.terminal(comparison))
 
 
 @app.command()
@@ -340,7 +340,7 @@ def decisions(
     for row in rows:
         numbers = (f"{number:.2f}" for number in (row.median, row.p99, row.worst))
         table.add_row(row.what, str(row.calls), *numbers, f"{row.per_second:.0f}")
-    rich.console.Console().print(table)
+    _console().print(table)
 
 
 @app.command()
@@ -406,14 +406,14 @@ def _say_missing(console: rich.console.Console, distribution: str) -> None:
     console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(rows: list[Row], json: Path | None) -> None:
-    _print(terminal(rows))
-    if json is not None:
-        write_json(rows, json)
-
-
-def _print(tables: rich.console.Group) -> None:
+def _console() -> rich.console.Console:
     console = rich.console.Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    console.print(tables)
+    return console
+
+
+def _show(rows: list[Row], json: Path | None) -> None:
+    _console().print(terminal(rows))
+    if json is not None:
+        write_json(rows, json)
