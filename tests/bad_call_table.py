@@ -73,6 +73,11 @@ def free_energy(**options: Any) -> bbb.FreeEnergy:
     return bbb.FreeEnergy(small_model(), **{"n": 8, **options})
 
 
+def minimise(**given: Any) -> Tensor:
+    whole = {"objective": bbb.FreeEnergy(small_model(), n=8), "inputs": X, "targets": Y, **given}
+    return bbb.Adam(small_model().parameters()).minimise(**whole)
+
+
 def step(objective: bbb.FreeEnergy, *args: Any, **kwargs: Any) -> None:
     """A step of training, as a user would take it."""
     objective(*(args or (X, Y)), **kwargs).backward()
@@ -390,6 +395,15 @@ TABLE: dict[str, Entry] = {
         betas=ANY,
         eps=NOT_NEGATIVE,
         fused=FLAG | "None",
+    ),
+    "Adam.minimise": entry(
+        minimise,
+        dict,
+        "target targets inputs n",
+        objective=ANY,
+        inputs=INPUTS,
+        targets=DATA,
+        n=COUNT | "None",
     ),
     "Adam.backward": entry(lambda cost: bbb.Adam(small_model().parameters()).backward(cost), cost=DATA),
     "Adam.add_param_group": entry(

@@ -30,6 +30,9 @@ PRIORS = {
 FORMS = [(False, "none"), (True, "some"), (True, "none"), (False, "all")]
 POINTERS = ["mu", "rho", "centre", "w", "gw", "gm", "gv", "slope", "gmu", "grho"]
 MOMENTS = ["mu_m", "mu_v", "rho_m", "rho_v"]
+# Of the layers: batches and widths around the vectors and the rows of a tile.
+BATCHES = [1, 2, 5, 6, 7, 13]
+WIDTHS = [(1, 1), (3, 4, 2), (17, 16, 33, 1), (15, 9, 2)]
 ADAM = {"rate": 0.01, "scale": 1.5, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "keep": 0.9}
 Array = np.ndarray[Any, Any]
 
@@ -123,6 +126,71 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
     return results
 
 
+def row(fields: str, given: dict[str, Any]) -> bytes:
+    parts = bytearray()
+    for field in fields.split():
+        name, letter = field.split(":")
+        value = given.get(name, 0)
+        parts += struct.pack("=" + letter, value.ctypes.data if isinstance(value, np.ndarray) else value)
+    return bytes(parts)
+
+
+def run_layers(cpu: Any, dtype: Any, batch: int, widths: tuple[int, ...], function: str, bias: bool) -> list[Array]:
+    """Layers of these widths, forward and back."""
+    generator = np.random.default_rng(batch)
+    wide, places = dtype is np.float64, dict[str, Array]()
+
+    def made(name: str, *shape: int) -> Array:
+        places[name] = memory(int(np.prod(shape)), dtype)
+        places[name][:] = generator.standard_normal(places[name].size)
+        return places[name]
+
+    rows, x, gx = bytearray(), made("x", batch, widths[0]), made("gx", batch, widths[0])
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+        given = {"inputs": inputs, "outputs": outputs, "function": cpu.FUNCTIONS.split().index(function), "x": x}
+        given |= {"gx": gx} if number else {}  # of the first it is not wanted
+        x, gx = made(f"y{number}", batch, outputs), made(f"gy{number}", batch, outputs)
+        given |= {
+            "w": made(f"w{number}", outputs, inputs),
+            "gw": made(f"gw{number}", outputs, inputs),
+            "y": x,
+            "gy": gx,
+        }
+        given |= {"b": made(f"b{number}", outputs), "gb": made(f"gb{number}", outputs)} if bias else {}
+        rows += row(cpu.LAYER, given)
+    cpu.layers_forward(rows, batch, wide)
+    squares = cpu.layers_backward(rows, batch, wide)
+    return [np.array([squares]), *places.values()]
+
+
+def run_cost(cpu: Any, dtype: Any, batch: int, kind: str, actions: int) -> list[Array]:
+    """The cost of a likelihood; of targets that there cannot be it is NaN."""
+    generator, columns = np.random.default_rng(batch), 1 if actions else 3
+    width = (2 if kind == "GAUSSIAN_PER_INPUT" else 1) * (actions or columns)
+    output, slope, targets = memory(batch * width, dtype), memory(batch * width, dtype), []
+    output[:] = 3 * generator.standard_normal(output.size)
+    for _ in range(batch):
+        targets += [float(generator.integers(actions))] if actions else []
+        targets += (
+            generator.integers(2, size=columns) if kind == "BERNOULLI" else generator.standard_normal(columns)
+        ).tolist()
+    target = memory(len(targets), dtype)
+    target[:] = targets
+    given = {"wide": dtype is np.float64, "batch": batch, "width": width, "columns": columns, "actions": actions}
+    given |= {
+        "kind": cpu.LIKELIHOODS.split().index(kind),
+        "number": 0.3,
+        "output": output,
+        "target": target,
+        "slope": slope,
+    }
+    found = [np.array([cpu.cost(row(cpu.COST, given))]), slope.copy()]
+    for wrong in (-1.0, float(actions), np.nan, np.inf) if actions else ():
+        target[0] = wrong
+        assert np.isnan(cpu.cost(row(cpu.COST, given)))
+    return found
+
+
 def main(path: str, results: str) -> None:
     cpu, found = extension(path), dict[str, Array]()
     for number, (dtype, kind, rest) in enumerate(itertools.product(TYPES, PRIORS, FORMS)):
@@ -134,6 +202,15 @@ def main(path: str, results: str) -> None:
         for case, kernels in outputs.items():
             for kernel, arrays in kernels.items():
                 found[f"{np.dtype(dtype).name} {number} {case} {kernel}"] = np.concatenate(arrays).astype(np.float64)
+    for dtype, batch in itertools.product(TYPES, BATCHES):
+        for widths, function, bias in itertools.product(WIDTHS, cpu.FUNCTIONS.split(), (True, False)):
+            arrays = run_layers(cpu, dtype, batch, widths, function, bias)
+            found[f"{np.dtype(dtype).name} {batch} {widths} {function} {bias} layers"] = np.concatenate(arrays).astype(
+                np.float64
+            )
+        for kind, actions in itertools.product(cpu.LIKELIHOODS.split(), (0, 2)):
+            arrays = run_cost(cpu, dtype, batch, kind, actions)
+            found[f"{np.dtype(dtype).name} {batch} {kind} {actions} cost"] = np.concatenate(arrays).astype(np.float64)
     given = parameter(33, np.float32, "NORMAL", False, "none")  # held: the table has only its addresses
     for bad in (float("nan"), float("inf"), -1e300):  # own: a gradient that is not finite
         cpu.backward(table(cpu, [given]), 1, 0, 0, 0, bad)

@@ -167,7 +167,7 @@ def check_batch(parameter: str, owner: str, tensors: Sequence[Tensor]) -> None:
     The first tensor is the data. Those after it may be masks, where -inf is a usual number.
     """
     for number, tensor in enumerate(tensors):
-        if tensor.dim() and len(tensor) == 0:
+        if tensor.dim() and tensor.shape[0] == 0:  # len() takes eight times as long
             raise invalid(parameter, owner, "a minibatch of at least one example", Described("an empty one"))
         check_finite(parameter, owner, tensor.clamp(min=-1) if number and tensor.is_floating_point() else tensor)
 

@@ -18,8 +18,8 @@ class Postponing(Optimizer):
     """An optimiser that computes some gradients only where it uses them."""
 
     @property
-    def postponed(self) -> list[Tensor]:
-        """What it will compute gradients from."""
+    def postponed_squares(self) -> float:
+        """The sum of squares of what it will compute gradients from."""
         raise NotImplementedError
 
     def materialise(self) -> None:
@@ -55,8 +55,7 @@ def _has_finite_gradients(optimiser: Optimizer) -> bool:
     room for another factor.
     """
     gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-    postponed = [each.flatten() for each in optimiser.postponed] if isinstance(optimiser, Postponing) else []
-    if not math.isfinite(sum([torch.dot(each, each).item() for each in postponed])):
+    if isinstance(optimiser, Postponing) and not math.isfinite(optimiser.postponed_squares):
         return False
     if gradients and gradients[0].device.type != "cpu":  # where to wait for each sum would take longer
         return math.isfinite(nn.utils.get_total_norm(gradients).item())

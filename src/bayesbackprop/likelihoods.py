@@ -10,7 +10,7 @@ weights, label smoothing, the beta of a Gaussian. They are ways to train; log-pr
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +51,15 @@ _NO_INDEX = -INT64
 _MOST_CLASSES = 2**16
 
 
+class Form(NamedTuple):
+    """A likelihood as the kernels know it."""
+
+    kind: str  # its name in cpu.c
+    number: float = 0.0  # the noise, or the least noise
+    numbers: int = 1  # of an output, for each of a target
+    actions: int = 0  # of which a target names one, before its numbers: the output is about each
+
+
 class Likelihood(nn.Module, ABC):
     """P(y|x,w) for the output of the network at the weights w.
 
@@ -74,6 +83,8 @@ class Likelihood(nn.Module, ABC):
             cls.cost = Likelihood.cost  # type: ignore[method-assign]
         if "slope" not in own and not own.keys().isdisjoint(("log_prob", "costs", "cost")):
             cls.has_slope = False
+        if "form" not in own and not own.keys().isdisjoint(("log_prob", "costs", "cost", "slope")):
+            cls.form = Likelihood.form  # type: ignore[method-assign]
 
     @abstractmethod
     def log_prob(self, output: Any, target: Any) -> Tensor:
@@ -90,6 +101,10 @@ class Likelihood(nn.Module, ABC):
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         """The gradient of :meth:`cost` by an output ``[B, D]`` that it has accepted, where that takes a line."""
         raise NotImplementedError
+
+    def form(self) -> "Form | None":
+        """Its :meth:`cost` and :meth:`slope` as the kernels know them, if they do."""
+        return None
 
     @abstractmethod
     def distribution(self, output: Any) -> Any:
@@ -304,11 +319,19 @@ class Bernoulli(Likelihood):
         tensor([-0.6931, -0.6931])
     """
 
+    has_slope = True
+
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         return _per_example(-self._cross_entropy(output, target, "none"))
 
     def cost(self, output: Tensor, target: Tensor) -> Tensor:
         return _per_element(self._cross_entropy(output, target, "mean"), target)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output.sigmoid() - target).div_(target.shape[0])
+
+    def form(self) -> Form | None:
+        return Form("BERNOULLI")
 
     def _cross_entropy(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         _check_output(self, output)
@@ -413,6 +436,12 @@ class Gaussian(Likelihood):
         return torch.cat([away, (1 - away.square()) * raw.sigmoid()], -1).div_(
             torch.cat([scale, scale], -1) * len(target)
         )
+
+    def form(self) -> Form | None:
+        if not self.has_slope:
+            return None
+        per_input = self.noise == "per-input"
+        return Form("GAUSSIAN_PER_INPUT", self.least, 2) if per_input else Form("GAUSSIAN", float(self.noise))
 
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)

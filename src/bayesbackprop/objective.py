@@ -344,5 +344,5 @@ def _check_parts(cost: Cost) -> None:
 def _examples(tensors: list[Tensor]) -> int:
     for tensor in tensors:
         if tensor.dim():
-            return len(tensor)
+            return tensor.shape[0]
     raise invalid("inputs", _OWNER, "a minibatch of tensors", Described("none"))

@@ -10,15 +10,17 @@ write them. Here one call of a kernel updates them all; and where nobody looks a
 kernel that computes them updates mu and rho at once, so that these gradients are never written.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
+from itertools import chain
 from numbers import Real
 from typing import Any, NamedTuple, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.adamw import AdamW, adamw
 
 from bayesbackprop._engine import cpu, lock
@@ -31,6 +33,11 @@ from bayesbackprop.objective import Cost, FreeEnergy
 __all__ = ["Adam"]
 
 
+# What is kept of each parameter, by torch's names: the steps taken, m and v.
+_STATE = ("step", "exp_avg", "exp_avg_sq")
+_kept = operator.itemgetter(*_STATE)
+
+
 class _Entry(NamedTuple):
     """A parameter, its group, and what is kept of it."""
 
@@ -39,23 +46,54 @@ class _Entry(NamedTuple):
     state: dict[str, Tensor]
 
 
-class _Plan(NamedTuple):
+class _Plan:
     """Some parameters and what is kept of them, as it was when the kernels were asked whether they can update it."""
 
-    entries: list[_Entry]
-    groups: list[tuple[int, int]]
-    tensors: list[list[Tensor]]  # the parameters, the steps taken, m and v
-    addresses: list[tuple[int, ...]]  # of these, parameter by parameter
-    each_updatable: list[bool]  # by the kernels
+    def __init__(self, entries: list[_Entry], groups: list[tuple[int, int]], each_updatable: list[bool]) -> None:
+        self.entries, self.groups, self.each_updatable = entries, groups, each_updatable
+        self.updatable = all(each_updatable)  # by the kernels
+        self.parameters, self.states = [each.parameter for each in entries], [each.state for each in entries]
+        self.kept = [state[name] for state in self.states for name in _STATE]
+        self.addresses = self._addresses()
+        self._groups = list({id(each.group): each.group for each in entries}.values())
+        self._settings: list[tuple[float, ...]] = []
+        self._moments: cpu.Moments | None = None
 
-    @property
-    def updatable(self) -> bool:
-        """Whether the kernels can update all of them."""
-        return all(self.each_updatable)
+    def is_of(self, state: Mapping[Tensor, Any], groups: list[tuple[int, int]]) -> bool:
+        """Whether all parameters, groups, and what is kept are still these, in the same memory."""
+        # All loops are in C: a small network's step has no time for others.
+        if self.groups != groups or not all(map(operator.is_, map(state.get, self.parameters), self.states)):
+            return False
+        try:
+            now = chain.from_iterable(map(_kept, self.states))
+            return all(map(operator.is_, now, self.kept)) and self.addresses == self._addresses()
+        except KeyError:  # something is no longer kept
+            return False
+
+    def moments(self) -> cpu.Moments:
+        """What the kernels need for the next step: the same object until a setting is changed."""
+        settings = [_numbers(group) for group in self._groups]
+        if self._moments is None or settings != self._settings:
+            known = dict(zip(map(id, self._groups), settings, strict=True))
+            of_kept, count = self.addresses[len(self.entries) :], len(_STATE)
+            addresses = [tuple(of_kept[count * i : count * (i + 1)]) for i in range(len(self.entries))]
+            self._moments = cpu.Moments(addresses, [known[id(each.group)] for each in self.entries])
+            self._settings = settings
+        return self._moments
+
+    def _addresses(self) -> list[int]:
+        """Of the parameters, and of what is kept."""
+        return list(map(Tensor.data_ptr, (*self.parameters, *self.kept)))
 
 
-# What is kept of each parameter, by torch's names: the steps taken, m and v.
-_STATE = ("step", "exp_avg", "exp_avg_sq")
+def _numbers(group: dict[str, Any]) -> tuple[float, ...]:
+    """The settings of a group as the kernels take them."""
+    lr = float(group["lr"])
+    return lr, 0.0, *group["betas"], group["eps"], 1 - lr * group["weight_decay"]
+
+
+# Hooks of the steps of all optimisers. Torch has no public name for them.
+_GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
 
 # Plans to keep: for all parameters, and for those that :meth:`Adam.backward` leaves over.
 _PLANS = 4
@@ -179,10 +217,12 @@ class Adam(AdamW, Postponing):
     @property
     def postponed(self) -> list[Tensor]:
         """The derivatives by drawn weights, means and variances from which :meth:`step` will compute gradients."""
-        if self._postponed is None:
-            return []
-        given, _ = self._postponed
-        return [each for some in (given.gradients, *given.besides) for each in some if each is not None]
+        return [] if self._postponed is None else self._postponed[0].sources
+
+    @property
+    def postponed_squares(self) -> float:
+        """The sum of squares of the :attr:`postponed`."""
+        return 0.0 if self._postponed is None else self._postponed[0].sum_of_squares()
 
     def minimise(self, objective: nn.Module, inputs: Any, targets: Any, **options: Any) -> Tensor:
         """A whole training step: the cost of a minibatch, its gradients, a look at them, and the update.
@@ -217,17 +257,41 @@ class Adam(AdamW, Postponing):
             True
         """
         check_type("Adam.minimise", nn.Module, "a FreeEnergy, or a module whose call gives a cost", objective=objective)
-        self.zero_grad()
-        quick = type(objective) is FreeEnergy and runs_only_forward((objective,))
-        evaluate = partial(objective.cost_at_once, self._postpone) if quick else objective
-        cost: Tensor = evaluate(inputs, targets, **options)
+        self._forget()
+        if type(objective) is FreeEnergy and runs_only_forward((objective,)):
+            try:
+                cost: Tensor = objective.cost_at_once(self._postpone, inputs, targets, **options)
+            except BaseException:
+                self._postponed = None
+                raise
+        else:
+            cost = objective(inputs, targets, **options)
         if self._postponed is None:
             self.backward(cost)
         check_gradients(objective, self)
         # Another thread that saves the model, or copies it, does so before a step or after it.
         with lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext():
-            self.step()
+            if cost.requires_grad or self._postponed is None or self._is_watched():
+                self.step()
+            else:  # all there is to do; the step of torch takes as long to begin and end as this
+                (given, plan), self._postponed = self._postponed, None
+                with torch.no_grad():
+                    cpu.backward_adam(given, plan.moments())
         return _without_gradient(cost)
+
+    def _forget(self) -> None:
+        """:meth:`zero_grad`, if there is anything to forget: to ask takes less time."""
+        self._postponed = None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.zero_grad()
+                    return
+
+    def _is_watched(self) -> bool:
+        """Whether someone wants to know of each :meth:`step`: hooks, a scheduler, a subclass."""
+        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
+        return any(hooks) or "step" in vars(self) or type(self) is not Adam
 
     def _postpone(self, parameters: Parameters, drawn: cpu.Table) -> Callable[[cpu.Backward], None] | None:
         """What takes a way back to :meth:`step`, if that can do it and nobody else waits for its gradients."""
@@ -272,7 +336,7 @@ class Adam(AdamW, Postponing):
             raise RuntimeError("Adam takes no sparse gradients: take torch.optim.SparseAdam for what has them.")
         ours = self._readable(given)
         if ours:
-            cpu.adam([each.parameter for each in ours.entries], _next(ours))
+            cpu.adam([each.parameter for each in ours.entries], ours.moments())
         if ours is None or len(ours.entries) < len(given):
             done = {each.parameter for each in ours.entries} if ours else set()
             for group in self.param_groups:
@@ -289,7 +353,7 @@ class Adam(AdamW, Postponing):
             self.materialise()
         else:
             self._postponed = None
-            cpu.backward_adam(given, _next(plan))
+            cpu.backward_adam(given, plan.moments())
 
     def _readable(self, given: list[Tensor]) -> _Plan | None:
         """A plan of those that the kernel can update."""
@@ -313,24 +377,15 @@ class Adam(AdamW, Postponing):
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         entries = [self._entry(parameter, groups[parameter]) for parameter in parameters]
-        m, v = ([each.state[name] for each in entries] for name in _STATE[1:])
-        each_updatable = [cpu.updatable([parameters[i]], [m[i]], [v[i]]) for i in range(len(parameters))]
+        each_updatable = [cpu.updatable([p], [state["exp_avg"]], [state["exp_avg_sq"]]) for p, _, state in entries]
         for can, entry in zip(each_updatable, entries, strict=True):
             if can:  # for the kernel, which counts the steps
                 entry.state["step"] = entry.state["step"].to("cpu", torch.float32)
-        tensors = [parameters, [each.state["step"] for each in entries], m, v]
-        self._plans[key] = _Plan(entries, self._group_sizes(), tensors, _addresses(tensors), each_updatable)
+        self._plans[key] = _Plan(entries, self._group_sizes(), each_updatable)
         return self._plans[key]
 
     def _valid(self, plan: _Plan) -> bool:
-        """Whether all parameters, groups, and what is kept are still those of the plan, in the same memory."""
-        for parameter, _, state in plan.entries:
-            if self.state.get(parameter) is not state:
-                return False
-        for name, kept in zip(_STATE, plan.tensors[1:], strict=True):
-            if any(entry.state.get(name) is not tensor for entry, tensor in zip(plan.entries, kept, strict=True)):
-                return False
-        return plan.groups == self._group_sizes() and plan.addresses == _addresses(plan.tensors)
+        return plan.is_of(self.state, self._group_sizes())
 
     def _group_sizes(self) -> list[tuple[int, int]]:
         """The groups, and how many parameters each has."""
@@ -351,24 +406,6 @@ def _without_gradient(cost: Tensor) -> Tensor:
     if isinstance(cost, Cost):
         return Cost(cost.likelihood.detach(), cost.complexity.detach(), cost.complexity_weight)
     return cost.detach()
-
-
-def _addresses(tensors: list[list[Tensor]]) -> list[tuple[int, ...]]:
-    return list(zip(*(map(Tensor.data_ptr, some) for some in tensors), strict=True))
-
-
-def _next(plan: _Plan) -> cpu.Moments:
-    """What the kernels need for the next step, which they count."""
-    numbers: list[tuple[float, ...]] = []
-    known: dict[tuple[int, float], tuple[float, ...]] = {}
-    for _, group, state in plan.entries:
-        step = state["step"].item() + 1
-        if (id(group), step) not in known:
-            lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-            rate, scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
-            known[id(group), step] = (rate, scale, beta1, beta2, group["eps"], 1 - lr * group["weight_decay"])
-        numbers.append(known[id(group), step])
-    return cpu.Moments([kept for _, *kept in plan.addresses], numbers)  # type: ignore[misc]
 
 
 def _step_by_torch(entries: list[_Entry], group: dict[str, Any]) -> None:

@@ -242,8 +242,11 @@ def fit(
         rate = partial(_rate, run) if converging is None else converging.rate
         run.scheduler = scheduler = LambdaLR(optimiser, rate)
     backward: Callable[[Tensor], None] = Tensor.backward
+    minimise: Callable[..., Tensor] | None = None
     if isinstance(optimiser, Adam) and clip is None and accumulate == 1:
         backward = optimiser.backward
+        if isinstance(objective, FreeEnergy) and run.ranks == 1 and autocast is None:
+            minimise = partial(optimiser.minimise, objective)
 
     devices, kind = ([], "cuda") if place.type == "cpu" else ([place], place.type)
     generators = torch.random.fork_rng(devices, device_type=kind)
@@ -278,19 +281,24 @@ def fit(
                 cost_before, examples_before = run.sums.get("cost", 0.0), run.examples
                 if isinstance(model, Bayesian):
                     model.choose_estimator(group[0][0])
-                optimiser.zero_grad()
+                if minimise is None:
+                    optimiser.zero_grad()
                 for number, (inputs, targets, weights, size) in enumerate(group):
                     _seed(place, seed, _STEP, (run.step * accumulate + number) * run.ranks + run.rank)
                     is_last = number == len(group) - 1
-                    with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
-                        with torch.autocast(place.type, autocast) if autocast else nullcontext():
-                            which = {"batch": run.taken} if weighs_minibatches else {}
-                            cost = forward(inputs, targets, **weights, **which)
-                        backward(cost / (examples / size))
+                    options = {**weights, **({"batch": run.taken} if weighs_minibatches else {})}
+                    if minimise is not None:  # the whole step: there is nothing else in the group
+                        cost = minimise(inputs, targets, **options)
+                    else:
+                        with nullcontext() if is_last or run.ranks == 1 else forward.no_sync():
+                            with torch.autocast(place.type, autocast) if autocast else nullcontext():
+                                cost = forward(inputs, targets, **options)
+                            backward(cost / (examples / size))
                     _add(run, cost, size)
-                _check_step(run, clip)
-                with whole:
-                    optimiser.step()
+                if minimise is None:
+                    _check_step(run, clip)
+                    with whole:
+                        optimiser.step()
                 if scheduler is not None:
                     scheduler.step()
                 run.step += 1

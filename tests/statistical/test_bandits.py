@@ -161,6 +161,70 @@ def test_thompson_sampling_takes_an_action_as_often_as_its_draws_find_it_best(dr
     assert_z(torch.tensor(z), "correlations")
 
 
+@pytest.mark.statistical
+@pytest.mark.parametrize("encoding", ["input", "output"])
+def test_probabilities_of_decisions_are_those_of_acting(encoding: str) -> None:
+    options: Any = {"hidden": (6,), "sigma": 0.4, "draws": 2, "exploration": 0.7, "encoding": encoding, "seed": 2}
+    agent = ThompsonSampling(2, 3, candidates=20_000, likelihood=Gaussian(1.0), **options)
+    agent._tries.copy_(torch.tensor([[9, 2, 0]]))
+    context, n = [0.5, -1.0], 3000
+    acting = torch.tensor([agent.act(context) for _ in range(n)]).bincount(minlength=3) / n
+    for mask in (None, [True, False, True]):
+        shares = torch.tensor(agent.explain(context, mask).probabilities)
+        if mask is None:
+            assert float(shares.min()) > 0.05
+            error = (shares * (1 - shares) * (1 / n + 1 / 20_000)).sqrt()
+            assert_z((acting - shares) / error, "actions")
+        assert bool((shares > 0).all()) == (mask is None)
+
+
+@pytest.mark.statistical
+def test_decisions_of_the_linear_agent_have_the_exact_probability() -> None:
+    # So many degrees of freedom that the noise is known: the difference of two rewards is normal.
+    agent = LinearThompson(2, 2, precision=0.5, a=1e9, b=4e9, seed=5)
+    for n in range(12):
+        agent.observe([math.sin(n), math.cos(3 * n)], n % 2, 1.0 + n % 3)
+    x, tensors = torch.tensor([0.3, -0.8, 1.0], dtype=torch.float64), agent.tensors()
+    mean = [float(x @ torch.linalg.solve(tensors["matrix"][0, a], tensors["moment"][0, a])) for a in range(2)]
+    variance = [4 * float(x @ torch.linalg.solve(tensors["matrix"][0, a], x)) for a in range(2)]
+    exact = float(stats.norm.cdf((mean[1] - mean[0]) / math.sqrt(sum(variance))))
+    assert 0.1 < exact < 0.9
+    n, context = 2000, [0.3, -0.8]
+    decisions = [agent.decide(context) for _ in range(n)]
+    assert decisions[0].means == pytest.approx(mean)
+    shares = torch.tensor([each.probabilities[1] for each in decisions], dtype=torch.float64)
+    taken = torch.tensor([float(each.action) for each in decisions], dtype=torch.float64)
+    acted = torch.tensor([float(agent.act(context)) for _ in range(n)], dtype=torch.float64)
+    assert_mean(torch.stack([shares, taken, acted], 1), exact, "the second action")
+    assert_mean((taken - shares)[:, None], 0.0, "the propensity")
+    assert_variance(shares[:, None], exact * (1 - exact) / agent.candidates, "frequencies of candidates")
+    spreads = torch.tensor([each.spreads for each in decisions], dtype=torch.float64).square()
+    expected = torch.tensor(variance, dtype=torch.float64) * (1 - 1 / agent.candidates)
+    assert_mean(spreads, expected, "spreads")
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("kind", KINDS)
+def test_inverse_propensity_scores_are_unbiased(kind: str) -> None:
+    # The value of a policy that always takes the last action, from the decisions of another; some are masked.
+    agent, n = KINDS[kind](seed=6, **({"epsilon": 0.5} if "epsilon" in kind else {})), 1500
+    random = torch.Generator().manual_seed(1)
+    contexts = torch.randn(n, 3, generator=random)
+    masks = torch.cat([torch.rand(n, ACTIONS - 1, generator=random) < 0.8, torch.ones(n, 1, dtype=torch.bool)], 1)
+    rewards = (contexts.sum(1, keepdim=True) + torch.arange(4.0)).double()
+    scores = []
+    for context, mask, gains in zip(contexts, masks, rewards, strict=True):
+        explanation = agent.explain(context, mask)
+        decision = agent.decide(context, mask)
+        # An action whose probability is 0 here cannot be scored; all that is taken is.
+        known = torch.tensor([p > 0 for p in explanation.probabilities])
+        expected = float((gains * known).sum())
+        scores.append(float(gains[decision.action]) / decision.propensity - expected)
+        if len(scores) % 10 == 0:
+            agent.reward(decision.id, float(gains[decision.action]))
+    assert_mean(torch.tensor(scores)[:, None], 0.0, "inverse propensity scores")
+
+
 # --- the linear agent ------------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ def test_the_cost_is_the_mean_and_the_slope_its_gradient(
     expected = torch.autograd.grad(mean, variables)
     torch.testing.assert_close(torch.autograd.grad(cost, variables), expected, **accuracy)
     before = output.clone()
-    assert given.has_slope == (likelihood in ("gaussian", "categorical", "per-input"))
+    assert given.has_slope == (likelihood in ("gaussian", "bernoulli", "categorical", "per-input"))
     if given.has_slope and not positions:
         slope = given.slope(output, y)
         assert torch.equal(output, before)

@@ -50,14 +50,37 @@ enum { PRIORS(AS_CONSTANT) };
     REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
     POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(slope) POINTER(gmu) POINTER(grho) \
     ADAM(POINTER, REAL_NUMBER, mu) ADAM(POINTER, REAL_NUMBER, rho)
-/* step: how many there were, always a float;  m, v: the running means of the gradient and its square;  rate:
- * lr / (1 - beta1^t);  scale: 1 / sqrt(1 - beta2^t);  keep: 1 - lr * decay. */
+/* step: how many there were, always a float;  m, v: the running means of the gradient and its square;  rate: lr, and for the
+ * kernels lr / (1 - beta1^t);  scale: for the kernels 1 / sqrt(1 - beta2^t);  keep: 1 - lr * decay. */
 #define ADAM(POINTER, REAL_NUMBER, x) POINTER(x##_step) POINTER(x##_m) POINTER(x##_v) REAL_NUMBER(x##_rate) REAL_NUMBER(x##_scale) \
     REAL_NUMBER(x##_beta1) REAL_NUMBER(x##_beta2) REAL_NUMBER(x##_eps) REAL_NUMBER(x##_keep)
 #define AS_INTEGER(name) int64_t name;
 #define AS_POINTER(name) void *name;
 #define AS_REAL(name) double name;
 typedef struct { FIELDS(AS_INTEGER, AS_POINTER, AS_REAL) } Param;
+
+/* The functions between layers by number, in the order of FUNCTIONS, and a row of the table of layers: a linear layer and the
+ * function after it.  function: of x w^T + b, which gives y;  gy, gx, gw, gb: the gradients by these; gy is overwritten;  b,
+ * gx and gb may be null. */
+#define FUNCTIONS(X) X(IDENTITY) X(RELU) X(TANH) X(SIGMOID)
+enum { FUNCTIONS(AS_CONSTANT) };
+#define LAYER(INTEGER, POINTER) INTEGER(inputs) INTEGER(outputs) INTEGER(function) \
+    POINTER(x) POINTER(w) POINTER(b) POINTER(y) POINTER(gy) POINTER(gx) POINTER(gw) POINTER(gb)
+typedef struct { LAYER(AS_INTEGER, AS_POINTER) } Layer;
+
+/* The likelihoods by number, in the order of LIKELIHOODS, and what their cost needs to know: outputs [batch, width], targets
+ * of columns numbers in a row, and with actions (else 0) one more before them;  number: the noise, or what it never falls
+ * below;  slope: where the gradient by the output goes. */
+#define LIKELIHOODS(X) X(GAUSSIAN) X(GAUSSIAN_PER_INPUT) X(BERNOULLI)
+enum { LIKELIHOODS(AS_CONSTANT) };
+#define COST(INTEGER, POINTER, REAL_NUMBER) INTEGER(wide) INTEGER(batch) INTEGER(width) INTEGER(kind) INTEGER(columns) INTEGER(actions) \
+    REAL_NUMBER(number) POINTER(output) POINTER(target) POINTER(slope)
+typedef struct { COST(AS_INTEGER, AS_POINTER, AS_REAL) } Cost;
+#define HALF_LOG_2PI 0.91893853320467274
+static inline double softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
+
+/* As wide as the registers that the compiler has for them: vectors that are wider it keeps in memory. */
+#define VECTOR_BYTES (VECTORS ? 32 : 16)
 
 #define MULTIPLIER0 0xD2511F53u
 #define MULTIPLIER1 0xCD9E8D57u
@@ -189,8 +212,16 @@ static double run(Kernel *const kernels[2], const Call *call, const Param *table
     return total;
 }
 
-/* Arguments of every function: table (bytearray), threads, seed, step, draw, and one of its own. */
-static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssize_t n) {
+/* The next step of Adam, once for all chunks of a parameter. */
+#define COUNT_STEP(p, x) do {                                                         \
+        double t = ++*(float *)(p)->x##_step;                                         \
+        (p)->x##_rate /= 1 - pow((p)->x##_beta1, t);                                  \
+        (p)->x##_scale = pow(1 - pow((p)->x##_beta2, t), -0.5);                       \
+    } while (0)
+
+/* Arguments of every function: table (bytearray), threads, seed, step, draw, and one of its own.  It is a step of Adam on
+ * nothing, on mu, or on mu and rho. */
+static PyObject *launch(Kernel *const kernels[2], const int updates, PyObject *const *args, Py_ssize_t n) {
     if (n != 6) return PyErr_Format(PyExc_TypeError, "expected 6 arguments, got %zd", n);
     Py_ssize_t size = PyByteArray_Check(args[0]) ? PyByteArray_Size(args[0]) : -1;
     if (size % (Py_ssize_t)sizeof(Param)) return PyErr_Format(PyExc_TypeError, "the table must be a bytearray of rows of %zu bytes", sizeof(Param));
@@ -204,7 +235,11 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
     Param *table = malloc(size + 1); /* a copy: Python may change its own while the GIL is released */
     if (!table) return PyErr_NoMemory();
     memcpy(table, PyByteArray_AsString(args[0]), size);
-    for (int64_t i = 0; i < rows; i++) total += table[i].n, table[i].wide = !!table[i].wide;
+    for (Param *p = table; p < table + rows; p++) {
+        total += p->n, p->wide = !!p->wide;
+        if (updates > 0 && p->n) COUNT_STEP(p, mu);
+        if (updates > 1 && p->n) COUNT_STEP(p, rho);
+    }
     double result;
     if (total < PARALLEL_FROM) {
         result = run(kernels, &call, table, rows, 1);
@@ -217,20 +252,58 @@ static PyObject *launch(Kernel *const kernels[2], PyObject *const *args, Py_ssiz
     return PyFloat_FromDouble(result);
 }
 
-#define FUNCTION(name)                                                                \
+typedef double LayersKernel(const Layer *, int64_t count, int64_t batch, void *panel);
+
+/* Arguments: table of layers (bytearray), batch, wide.  For small networks: the calling thread works alone, with the GIL. */
+static PyObject *launch_layers(LayersKernel *const kernels[2], PyObject *const *args, Py_ssize_t n) {
+    if (n != 3) return PyErr_Format(PyExc_TypeError, "expected 3 arguments, got %zd", n);
+    Py_ssize_t size = PyByteArray_Check(args[0]) ? PyByteArray_Size(args[0]) : -1;
+    if (size % (Py_ssize_t)sizeof(Layer)) return PyErr_Format(PyExc_TypeError, "the table must be a bytearray of rows of %zu bytes", sizeof(Layer));
+    int64_t count = size / (Py_ssize_t)sizeof(Layer), batch = PyLong_AsLongLong(args[1]), longest = batch;
+    long wide = PyLong_AsLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    const Layer *layers = (const Layer *)PyByteArray_AsString(args[0]);
+    for (const Layer *l = layers; l < layers + count; l++) {
+        if (l->inputs > longest) longest = l->inputs;
+        if (l->outputs > longest) longest = l->outputs;
+    }
+    void *panel = aligned_alloc(64, (longest + 1) * 64); /* two vectors of 32 bytes for each */
+    if (!panel) return PyErr_NoMemory();
+    double result = kernels[!!wide](layers, count, batch, panel);
+    free(panel);
+    return PyFloat_FromDouble(result);
+}
+
+/* Argument: a row of what the cost needs to know (bytes). */
+static PyObject *py_cost(PyObject *Py_UNUSED(self), PyObject *row) {
+    if (!PyBytes_Check(row) || PyBytes_Size(row) != (Py_ssize_t)sizeof(Cost)) return PyErr_Format(PyExc_TypeError, "expected %zu bytes", sizeof(Cost));
+    Cost cost;
+    memcpy(&cost, PyBytes_AsString(row), sizeof cost);
+    return PyFloat_FromDouble(cost.wide ? cost_f64(&cost) : cost_f32(&cost));
+}
+
+#define LAYERS_FUNCTION(name)                                                         \
+    static PyObject *py_##name(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t n) { \
+        static LayersKernel *const kernels[2] = {name##_f32, name##_f64};             \
+        return launch_layers(kernels, args, n);                                       \
+    }
+LAYERS_FUNCTION(layers_forward)
+LAYERS_FUNCTION(layers_backward)
+
+#define FUNCTION(name, updates)                                                       \
     static PyObject *py_##name(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t n) { \
         static Kernel *const kernels[2] = {name##_f32, name##_f64};                   \
-        return launch(kernels, args, n);                                              \
+        return launch(kernels, updates, args, n);                                     \
     }
-FUNCTION(draw)
-FUNCTION(draws)
-FUNCTION(redraw)
-FUNCTION(backward)
-FUNCTION(adam)
-FUNCTION(backward_adam)
-FUNCTION(variance)
-FUNCTION(normal)
-FUNCTION(signs)
+FUNCTION(draw, 0)
+FUNCTION(draws, 0)
+FUNCTION(redraw, 0)
+FUNCTION(backward, 0)
+FUNCTION(adam, 1)
+FUNCTION(backward_adam, 2)
+FUNCTION(variance, 0)
+FUNCTION(normal, 0)
+FUNCTION(signs, 0)
 
 #define METHOD(name, doc) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, doc}
 static PyMethodDef methods[] = {
@@ -243,6 +316,9 @@ static PyMethodDef methods[] = {
     METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
     METHOD(normal, "(table, threads, seed, step, draw, many): w[k] = eps of draw + k"),
     METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),
+    METHOD(layers_forward, "(layers, batch, wide): y of each layer, from the first to the last"),
+    METHOD(layers_backward, "(layers, batch, wide) -> the sum of squares of gw and gb: these, and gx, from the last to the first"),
+    {"cost", py_cost, METH_O, "(row) -> the likelihood cost, and its slope by the output"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cpu", NULL, 0, methods, NULL, NULL, NULL, NULL};
@@ -253,13 +329,22 @@ PyMODINIT_FUNC PyInit__cpu(void) {
 #if VECTORS >= 16
     if (__builtin_cpu_supports("avx512f")) philox = philox_16;
 #endif
+    int quick = 0; /* whether the products of layers are: the vectors must fit the registers */
+#if VECTORS
+    quick = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
     PyObject *m = PyModule_Create(&module);
-    /* "name:type" of each field, in the letters of Python's struct, and the names of the priors. */
+    /* "name:type" of each field, in the letters of Python's struct, and the names of priors, functions and likelihoods. */
 #define IN_Q(name) #name ":q "
 #define IN_D(name) #name ":d "
 #define IN_WORDS(name) #name " "
     if (m && (PyModule_AddStringConstant(m, "FIELDS", FIELDS(IN_Q, IN_Q, IN_D)) ||
-              PyModule_AddStringConstant(m, "PRIORS", PRIORS(IN_WORDS)))) {
+              PyModule_AddStringConstant(m, "LAYER", LAYER(IN_Q, IN_Q)) ||
+              PyModule_AddStringConstant(m, "COST", COST(IN_Q, IN_Q, IN_D)) ||
+              PyModule_AddStringConstant(m, "LIKELIHOODS", LIKELIHOODS(IN_WORDS)) ||
+              PyModule_AddIntConstant(m, "QUICK_PRODUCTS", quick) ||
+              PyModule_AddStringConstant(m, "PRIORS", PRIORS(IN_WORDS)) ||
+              PyModule_AddStringConstant(m, "FUNCTIONS", FUNCTIONS(IN_WORDS)))) {
         Py_DECREF(m);
         return NULL;
     }

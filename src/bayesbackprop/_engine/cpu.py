@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters, prior_numbers
 from bayesbackprop.noise import Key
+
+if TYPE_CHECKING:
+    from bayesbackprop._engine.small import Space
 
 try:
     from bayesbackprop._engine import _cpu  # type: ignore[attr-defined]
@@ -182,6 +185,20 @@ def _needed(parameters: Parameters) -> Table:
     found = table(parameters)
     assert found is not None, "the caller asks first"
     return found
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The same numbers where the kernels can read them, row by row."""
+    if tensor.is_neg() or not tensor.is_contiguous():
+        tensor = tensor.resolve_neg().contiguous()
+    return tensor.clone() if tensor.data_ptr() % tensor.itemsize else tensor
+
+
+def rows_of(table: Table, ws: Sequence[Tensor], gradients: Sequence[Tensor]) -> bytearray:
+    """The rows of a table without odd ones for a draw to ``ws``, and for an update from the ``gradients`` by these."""
+    rows = bytearray(table.rows)
+    _write(rows, {_W: ws, _GW: gradients}, [])
+    return rows
 
 
 def _readable(tensors: Sequence[Tensor]) -> bool:
@@ -374,7 +391,7 @@ class Moments(NamedTuple):
     """What Adam keeps of some tensors, in the order of the table, and the numbers of its next step."""
 
     addresses: Sequence[tuple[int, ...]]  # of the steps taken before, a float32, and of m and v
-    numbers: Sequence[tuple[float, ...]]  # rate, scale, beta1, beta2, eps and keep
+    numbers: Sequence[tuple[float, ...]]  # lr, 0 (for the kernels' use), beta1, beta2, eps and keep
 
 
 class Backward(NamedTuple):
@@ -386,15 +403,30 @@ class Backward(NamedTuple):
     gradients: Sequence[Tensor | None]
     complexity_gradient: float
     drawn: Table
-    besides: Sequence[Sequence[Tensor | None]]
+    besides: Sequence[Sequence[Tensor | None]] = ()
+    space: "Space | None" = None  # where all of it is, if that is used again
+    squares: float | None = None  # the sum of those of the gradients, where it is known
 
     def compute(self) -> list[Tensor]:
         """The gradients of all mu and then of all rho, in memory of their own."""
         check_way_back(self.parameters, self.versions)
-        parameters, _, ws, gradients, complexity_gradient, drawn, besides = self
-        places = buffers(parameters, "gradients of mu", parameters.mus)
-        to_mu, to_rho = backward(parameters, ws, gradients, complexity_gradient, places, drawn, besides)
+        places = buffers(self.parameters, "gradients of mu", self.parameters.mus)
+        to_mu, to_rho = backward(
+            self.parameters, self.ws, self.gradients, self.complexity_gradient, places, self.drawn, self.besides
+        )
         return [*to_mu, *to_rho]
+
+    @property
+    def sources(self) -> list[Tensor]:
+        """The derivatives by drawn weights, means and variances."""
+        return [each for some in (self.gradients, *self.besides) for each in some if each is not None]
+
+    def sum_of_squares(self) -> float:
+        """Of the :attr:`sources`: while it is finite, each of them is, and there is room for another factor."""
+        if self.squares is not None:
+            return self.squares
+        flat = [each.flatten() for each in self.sources]
+        return sum([torch.dot(each, each).item() for each in flat])
 
 
 # Whoever computes a :class:`Backward` of these parameters later gives a function that takes it; None: nobody does.
@@ -471,13 +503,21 @@ def adam(tensors: Sequence[Tensor], moments: Moments) -> None:
 def backward_adam(given: Backward, moments: Moments) -> None:
     """:func:`backward` and a step of Adam on all mu and rho in one pass, which keeps no gradients."""
     check_way_back(given.parameters, given.versions)
-    now = table_now(given.parameters, given.drawn)
-    rows, held, half = bytearray(now.rows), list[Tensor](), len(given.ws)
-    _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip(_BESIDES, given.besides, strict=False))}, held)
-    for first, part in ((_OF_MU, slice(half)), (_OF_RHO, slice(half, None))):
-        _write_moments(rows, first, Moments(moments.addresses[part], moments.numbers[part]))
+    now, space, half = table_now(given.parameters, given.drawn), given.space, len(given.ws)
+    held = list[Tensor]()
+    if space is None:
+        rows = bytearray(now.rows)
+        _write(rows, {_W: given.ws, _GW: given.gradients, **dict(zip(_BESIDES, given.besides, strict=False))}, held)
+    else:
+        rows = space.rows
+    if space is None or space.moments is not moments:
+        for first, part in ((_OF_MU, slice(half)), (_OF_RHO, slice(half, None))):
+            _write_moments(rows, first, Moments(moments.addresses[part], moments.numbers[part]))
     _cpu.backward_adam(rows, torch.get_num_threads(), 0, 0, 0, given.complexity_gradient)
     _changed(given.parameters.trained)
+    if space is not None:
+        space.moments = moments
+        space.give_back()
 
 
 def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:

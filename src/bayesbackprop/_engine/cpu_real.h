@@ -334,7 +334,6 @@ INLINE void NAME(adam_block)(NAME(Adam) a, int64_t n, const REAL *g, REAL *x, RE
 
 CLONES static double NAME(adam)(const Call *call, const Param *p, int64_t i, int64_t count) {
     (void)call;
-    if (!i) ++*(float *)p->mu_step;
     NAME(adam_block)(ADAM_OF(p, mu), count, (const REAL *)p->gmu + i, (REAL *)p->mu + i, (REAL *)p->mu_m + i, (REAL *)p->mu_v + i);
     return 0;
 }
@@ -342,7 +341,6 @@ CLONES static double NAME(adam)(const Call *call, const Param *p, int64_t i, int
 /* The gradients of a block go straight into its step and are never in memory. */
 CLONES static double NAME(backward_adam)(const Call *call, const Param *p, int64_t first, int64_t count) {
     NAME(Prior) prior = NAME(prior)(p);
-    if (!first) ++*(float *)p->mu_step, ++*(float *)p->rho_step;
     for (int64_t i = first; i < first + count; i += BLOCK) {
         int m = (int)(first + count - i < BLOCK ? first + count - i : BLOCK);
         REAL gmu[BLOCK], grho[BLOCK];
@@ -464,6 +462,8 @@ CLONES static double NAME(draws)(const Call *call, const Param *p, int64_t first
     }
     return total;
 }
+
+#include "cpu_layers.h"
 
 #undef FIXED
 #undef ADAM_OF

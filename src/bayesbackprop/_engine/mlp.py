@@ -31,24 +31,29 @@ from bayesbackprop._engine.executors import Draw, Engine, Executor
 from bayesbackprop._engine.linear import At, Gradients, Layer, add_products, put_into
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop._engine.rules import Estimator
+from bayesbackprop._engine.small import Linear, Space
 from bayesbackprop._engine.substitution import call_with
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key
 
 
 class Activation(NamedTuple):
-    """An elementwise function for training: in place, and its gradient from that of its result and its result."""
+    """An elementwise function for training: in place, and its gradient from that of its result and its result.
+
+    ``name`` is what cpu.c calls it.
+    """
 
     in_place: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
+    name: str
 
 
 # Functions of each number by itself. Those without an entry are for prediction; training goes through autograd.
 ACTIVATIONS: dict[type[nn.Module], Activation | None] = {
-    nn.ReLU: Activation(torch.relu_, lambda gradient, h: torch.ops.aten.threshold_backward.default(gradient, h, 0)),
-    nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward.default),
-    nn.Sigmoid: Activation(torch.sigmoid_, torch.ops.aten.sigmoid_backward.default),
-    nn.Identity: Activation(lambda h: h, lambda gradient, _: gradient),
+    nn.ReLU: Activation(torch.relu_, lambda g, h: torch.ops.aten.threshold_backward.default(g, h, 0), "RELU"),
+    nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward.default, "TANH"),
+    nn.Sigmoid: Activation(torch.sigmoid_, torch.ops.aten.sigmoid_backward.default, "SIGMOID"),
+    nn.Identity: Activation(lambda h: h, lambda gradient, _: gradient, "IDENTITY"),
     nn.GELU: None,
     nn.SiLU: None,
     nn.LeakyReLU: None,
@@ -123,6 +128,7 @@ class FullyConnected(Executor):
         self._flipped = [Parameters(parameters.by_name, closed, flipped) for closed in (False, True)] if flipped else []
         self._widest = max((m.out_features for m in modules if isinstance(m, nn.Linear)), default=1)
         self.training = _for_training(self._steps) if follow else None
+        self._linear = None if self.training is None or rules else _linear(self.training)
         self.ends_in_function = not isinstance(self._steps[-1], Layer)
 
     @staticmethod
@@ -162,6 +168,10 @@ class FullyConnected(Executor):
         if table is None:
             return NotImplemented
         x = args[0].flatten(1) if self._flattens else args[0]
+        if likelihood is None and not torch.is_grad_enabled():  # where a node of autograd would be nothing but time
+            drawn = self.draw_and_run(parameters, table, draw.key, x)
+            draw.drawn_inside(x.new_full((), drawn.complexity))
+            return drawn.output
         tensors = (x, *parameters.trained)
         result, complexity = _DrawAndRun.apply(self, parameters, table, draw.key, likelihood, targets, *tensors)  # type: ignore[no-untyped-call]
         draw.drawn_inside(complexity)
@@ -187,13 +197,23 @@ class FullyConnected(Executor):
         if take is None:
             return NotImplemented
         x = args[0].flatten(1) if self._flattens else args[0]
+        space = None
+        if self._linear is not None and not parameters.own_priors:
+            space = Space.taken(self._linear, parameters, table, x)
+        versions = cpu.versions(parameters)
         with torch.no_grad():
-            passed = self.draw_and_run(parameters, table, draw.key, x)
-            cost, slope = likelihood.cost(passed.output, targets), likelihood.slope(passed.output, targets)
-            to, besides, _ = self.priors_and_gradients(parameters, passed.ws, weight)
-            self.go_back(passed.output, passed.places, slope, put_into(to), to_input=False)
-            take(cpu.Backward(parameters, cpu.versions(parameters), passed.ws, to.drawn, weight, table, besides))
-            return cost, x.new_full((), passed.complexity)
+            if space is not None:
+                complexity = space.draw(draw.key)
+                cost, squares = space.run_and_go_back(x, likelihood, targets)
+                ws, gradients = space.ws, space.gradients
+                take(cpu.Backward(parameters, versions, ws, gradients, weight, table, (), space, squares))
+            else:
+                ws, complexity, output, places = self.draw_and_run(parameters, table, draw.key, x)
+                cost, slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
+                to, besides, _ = self.priors_and_gradients(parameters, ws, weight)
+                self.go_back(output, places, slope, put_into(to), to_input=False)
+                take(cpu.Backward(parameters, versions, ws, to.drawn, weight, table, besides))
+            return cost, x.new_full((), complexity)
 
     def costs(
         self,
@@ -535,4 +555,15 @@ def _for_training(steps: Sequence[Layer | nn.Module]) -> list[Layer | Activation
         if known is None or not (isinstance(known, Layer) or isinstance(before, Layer)):
             return None
         found.append(known)
+    return found
+
+
+def _linear(steps: Sequence[Layer | Activation]) -> list[Linear]:
+    """The same for the kernels: each layer with the function after it."""
+    found: list[Linear] = []
+    for step in steps:
+        if isinstance(step, Layer):
+            found.append(Linear(step.weight, step.bias))
+        else:
+            found[-1] = found[-1]._replace(function=step.name)
     return found

@@ -1,5 +1,6 @@
 """A test for change: whether rewards are suddenly predicted worse than before."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,13 +28,15 @@ class Changes:
 
     def see(self, errors: Tensor) -> Tensor:
         """Whether the world of each replica has changed, given the next error of each; then all begins anew for it."""
-        count, recent, mean, square = self.state
-        e, a = errors.double().clamp(max=_LARGEST), 1 / RECENT
+        # In numpy: torch's calls would take longer than an update of the network.
+        count, recent, mean, square = self.state.numpy()
+        e, a = np.minimum(errors.double().numpy(), _LARGEST), 1 / RECENT
         count += 1
-        recent += (e - recent) / count.clamp(max=RECENT)
-        mean += (e - mean) / count.clamp(max=_LONG)
-        square += (e.square() - square) / count.clamp(max=_LONG)
-        deviation = (square - mean.square()).clamp(min=_LEAST_DEVIATION**2).sqrt()
-        changed: Tensor = (count > _ENOUGH) & (recent - mean > self.alarm * deviation * (a / (2 - a)) ** 0.5)
-        self.state[:, changed] = 0
+        recent += (e - recent) / np.minimum(count, RECENT)
+        mean += (e - mean) / np.minimum(count, _LONG)
+        square += (e * e - square) / np.minimum(count, _LONG)
+        deviation = np.sqrt(np.maximum(square - mean * mean, _LEAST_DEVIATION**2))
+        changed = torch.from_numpy((count > _ENOUGH) & (recent - mean > self.alarm * deviation * (a / (2 - a)) ** 0.5))
+        if changed.any():
+            self.state[:, changed] = 0
         return changed

@@ -12,23 +12,18 @@ Threads may share an agent. What one observed is learnt in a round of updates; r
 and others decide between two updates.
 """
 
-import copy
-import inspect
-import os
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesbackprop import likelihoods, priors
-from bayesbackprop._errors import Described, check_count, check_list, check_positive, check_seed, check_type, invalid
-from bayesbackprop._files import check_counter, check_same, write
+from bayesbackprop._errors import Described, check_count, check_list, check_type, invalid
 from bayesbackprop.bandits._requests import (
     checked_action,
     checked_actions,
@@ -37,37 +32,21 @@ from bayesbackprop.bandits._requests import (
     checked_masks,
     checked_rewards,
 )
-from bayesbackprop.bandits._turns import Turns
-from bayesbackprop.bandits.decisions import Beliefs, Decision, Explanation, Ledger, Requests, Waiting
+from bayesbackprop.bandits.decisions import Beliefs, Decision, Explanation, Requests, Waiting
 from bayesbackprop.bandits.learning import Learner
-from bayesbackprop.likelihoods import Likelihood
-from bayesbackprop.priors import Prior
+from bayesbackprop.bandits.state import KEPT, State
 
 # Seeds of decisions and observations must not meet those of neighbouring agents.
 _STRIDE = 1_000_003
 
-# What counts or is a sum of squares.
-_NEVER_NEGATIVE = ("actions", "began", "count", "errors", "exp_avg_sq", "is_number", "scale", "square", "step", "tries")
-
 # Requests that are explained at a time: others decide in between.
 _AT_A_TIME = 512
-
-# Arguments that files of older versions lack.
-_LATER: dict[str, Any] = {"most_waiting": 100_000, "expiry": None, "candidates": 100}
-
-_TURNS = ("_saves", "_rounds", "_turns")
-
-# What an agent keeps when it gets more actions.
-_KEPT = ("acted", "observed", "retired", "_decided", "_explored", "_joined", "_ledger", "_learner", *_TURNS)
-
-# What the tensors of decisions that wait are called in a file.
-WAITING = "waiting."
 
 Numbers = Tensor | Sequence[float]
 
 
 @dataclass(eq=False, repr=False)
-class Agent(ABC):
+class Agent(State):
     """Chooses actions and learns from rewards.
 
     Args:
@@ -83,34 +62,6 @@ class Agent(ABC):
         observed: How many rewards were learnt.
         retired: Actions that are no longer taken.
     """
-
-    features: int
-    actions: int
-    _: KW_ONLY
-    replicas: int = 1
-    seed: int = 0
-    most_waiting: int = 100_000
-    expiry: float | None = None
-
-    def __post_init__(self) -> None:
-        owner = type(self).__name__
-        sizes = check_count(owner, features=self.features, actions=self.actions, replicas=self.replicas)
-        sizes |= check_count(owner, most_waiting=self.most_waiting)
-        expiry = {} if self.expiry is None else check_positive(owner, expiry=self.expiry)
-        vars(self).update({**sizes, **expiry, **check_seed(owner, seed=self.seed)})
-        self.acted = self.observed = 0
-        self.retired: tuple[int, ...] = ()
-        # How much had been observed when each action was added.
-        self._joined = [0] * self.actions
-        # Of all decisions with an id, and those of them in which another action than the best was taken.
-        self._decided = self._explored = 0
-        self._ledger = Ledger(self.most_waiting, self.expiry)
-        self._learner: Learner | None = None
-        self._set_turns()
-
-    def _set_turns(self) -> None:
-        # Whoever needs several takes them in this order: a save, a round of learning, an update or a decision.
-        self._saves, self._rounds, self._turns = Turns(), Turns(), Turns()
 
     # --- decisions with an id ----------------------------------------------------------------------------------------
 
@@ -140,10 +91,11 @@ class Agent(ABC):
         return self._decide("decide_many", contexts, masks, features)
 
     def _decide(self, method: str, contexts: Any, masks: Any, features: Any) -> list[Decision]:
-        requests = self._requests(method, contexts, masks, features)
-        with self._turns:
+        owner = self._check_alone(method)
+        with self._deciding() as decider:
+            requests = self._requests(owner, contexts, masks, features)
             random = self._decision_random()
-            explanations = self._explain(requests, random)
+            explanations = decider._explain(requests, random)
             decisions = [Decision.of(each, random.random()) for each in explanations]
             taken = [each.action for each in decisions]
             codes = None if requests.codes is None else requests.codes[range(len(taken)), taken]
@@ -170,10 +122,11 @@ class Agent(ABC):
         Whoever decides by explanations, and keeps a ledger of their own, takes the noise from their own ``random``:
         else it is the same until something is learnt.
         """
-        requests = self._requests("explain", contexts, masks, features)
-        check_type("explain_many", np.random.Generator | None, "None or a generator of numpy", random=random)
-        with self._turns:
-            return self._explain(requests, random or self._decision_random())
+        owner = self._check_alone("explain")
+        check_type(owner, np.random.Generator | None, "None or a generator of numpy", random=random)
+        with self._deciding() as decider:
+            requests = self._requests(owner, contexts, masks, features)
+            return decider._explain(requests, random or self._decision_random())
 
     def _explain(self, requests: Requests, random: np.random.Generator) -> list[Explanation]:
         found: list[Explanation] = []
@@ -196,13 +149,13 @@ class Agent(ABC):
         owner = self._check_alone(method)
         gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(ids))
         self._check_rewards(owner, gains)
-        left = list(self._ledger.take(owner, ids).items())
+        waiting, begun = self._ledger.take(owner, ids), 0
         try:
-            for gain in gains:
-                each, entry = left.pop(0)
+            for (each, entry), gain in zip(waiting.items(), gains, strict=True):
+                begun += 1
                 self._take_in(entry.context[None], torch.tensor([entry.action]), gain[None], each)
-        finally:  # in vain, if one could not be learnt
-            for each, _ in left:
+        finally:  # if one could not be learnt, those after it wait again
+            for each in ids[begun:]:
                 self._ledger.give_back(each)
 
     def check_rewards(self, rewards: Sequence[float] | Tensor) -> None:
@@ -242,8 +195,9 @@ class Agent(ABC):
     def act_all(self, contexts: Any) -> list[int]:
         """The action of each replica in its context, ``[replicas, features]``."""
         xs = self._check_contexts(contexts)
-        with self._turns:
-            chosen = self._choose(xs)
+        with self._deciding() as decider:
+            decider.acted = self.acted
+            chosen = decider._choose(xs)
             self.acted += 1
         return chosen
 
@@ -275,6 +229,7 @@ class Agent(ABC):
             with self._rounds, self._turns:
                 self._learn(contexts, actions, rewards)
                 self.observed += 1
+                self._publish()
                 if which is not None:
                     self._ledger.learnt(which)
         except BaseException:
@@ -310,6 +265,7 @@ class Agent(ABC):
         with self._rounds, self._turns:
             self._learn_many(self._with_codes(xs, taken, codes), taken, gains)
             self.observed += len(gains)
+            self._publish()
 
     # --- arms --------------------------------------------------------------------------------------------------------
 
@@ -336,26 +292,29 @@ class Agent(ABC):
         owner = self._check_alone("add_arms")
         count = check_count(owner, count=count)["count"]
         self.settle()
-        with self._rounds, self._turns:
+        with self._rounds, self._turns, nullcontext() if self._twin is None else self._twin._turns:
             larger = {"actions": self.actions + count, **self._more_codes(owner, count, features)}
             grown = type(self)(**{**self._arguments(), **larger})
             own = self._tensors()
             for name, tensor in grown._tensors().items():
                 _copy_into(tensor.detach(), own[name], self._blocks(name))
             added = list(range(self.actions, grown.actions))
-            vars(grown).update({name: vars(self)[name] for name in _KEPT})
+            vars(grown).update({name: vars(self)[name] for name in KEPT})
             vars(self).update(vars(grown))
             self._joined = [*self._joined, *[self.observed] * count]
+            if self._twin is not None:
+                self._twin = self._make_twin()
         return added
 
     def retire(self, action: int) -> None:
         """Never take ``action`` again. Rewards of it can still be learnt, and the others keep their numbers."""
         owner = self._check_alone("retire")
         action = checked_action(owner, action, self.actions)
-        with self._turns:
+        with self._rounds, self._turns:
             if self._left() == [action]:
                 raise invalid("action", owner, "one of several that are left", action)
             self.retired = tuple(sorted({*self.retired, action}))
+            self._publish()
 
     # --- learning off the path of decisions --------------------------------------------------------------------------
 
@@ -377,26 +336,19 @@ class Agent(ABC):
             1
         """
         behind = check_count(self._check_alone("learning"), behind=behind)["behind"]
-        with self._turns:
+        with self._rounds, self._turns:
             if self._learner is not None:
                 raise RuntimeError("A thread learns for this agent already.")
             learner = self._learner = Learner(self._learn_now, behind)
+            self._twin = self._make_twin()
         try:
             yield self
         finally:
             try:
                 learner.end()
             finally:
-                self._learner = None
-
-    def settle(self) -> None:
-        """Wait until all that was given to the thread of :meth:`learning` is learnt; else there is nothing to do."""
-        if self._learner is not None:
-            self._learner.settle()
-
-    def _check_learner(self) -> None:
-        if self._learner is not None:
-            self._learner.check()
+                with self._rounds, self._deciding():
+                    self._learner = self._twin = None
 
     # --- what the kinds of agents do ---------------------------------------------------------------------------------
 
@@ -425,18 +377,13 @@ class Agent(ABC):
             self._turns.give_way()
         self.observed = before
 
-    @abstractmethod
-    def _tensors(self) -> dict[str, Tensor]:
-        """All that changes, by name: the agent's own tensors, not copies."""
-
-    @property
-    def _numbers(self) -> int | None:
-        """How many numbers describe an action in a request; None if none do."""
-        return None
-
     def _with_codes(self, contexts: Tensor, actions: Tensor | list[int], codes: Tensor | None) -> Tensor:  # noqa: ARG002
         """What is to be learnt of ``contexts``: with the numbers of the actions taken, where requests have them."""
         return contexts
+
+    def _make_twin(self) -> Self | None:
+        """An agent that chooses as this one does now; None where one can wait for the learning."""
+        return None
 
     def _more_codes(self, owner: str, count: int, features: Any) -> dict[str, Any]:  # noqa: ARG002
         """The argument with the numbers of the actions, and of ``count`` new ones."""
@@ -448,7 +395,7 @@ class Agent(ABC):
         """In how many blocks the dimension of a tensor by actions has them."""
         return 1
 
-    def _check_rewards(self, owner: str, rewards: Tensor) -> None:  # noqa: B027
+    def _check_rewards(self, owner: str, rewards: Tensor) -> None:
         """Refuse, before anything has changed, rewards that the agent cannot learn."""
 
     def _best(self, values: Tensor) -> list[int]:
@@ -460,90 +407,6 @@ class Agent(ABC):
     def _left(self) -> list[int]:
         """The actions that are not retired."""
         return [action for action in range(self.actions) if action not in self.retired]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that changes, by name, to be written: copies, as of a moment between two rounds of learning."""
-        return self._snapshot()[0]
-
-    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
-        """What :meth:`tensors`, :meth:`described` and the ledger say, of one moment: all given before is learnt."""
-        self.settle()
-        with self._rounds:  # others may decide meanwhile, which changes no tensor
-            tensors = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
-            return tensors, self.described(), self._ledger.tensors()
-
-    def described(self) -> dict[str, Any]:
-        """The arguments that make an agent like this one, as far as JSON can say them, and how far it is."""
-        return {
-            "arguments": {name: _described(value) for name, value in self._arguments().items()},
-            "acted": self.acted,
-            "observed": self.observed,
-            "decided": self._decided,
-            "explored": self._explored,
-            "retired": list(self.retired),
-            "joined": list(self._joined),
-        }
-
-    def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that the agent is and knows to ``path``, atomically."""
-        with self._saves:  # so that of several saves to one path the newest stays
-            tensors, described, waiting = self._snapshot()
-            tensors |= {f"{WAITING}{name}": tensor for name, tensor in waiting.items()}
-            check_same(f"{type(self).__name__}.save", tensors, tensors)
-            write(path, "agent", tensors, {"agent": type(self).__name__, **described})
-
-    def restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
-        """Become the agent whose :meth:`tensors` these were."""
-        with self._rounds, self._turns:
-            self._restore(tensors, acted, observed)
-
-    def _restore(self, tensors: dict[str, Tensor], acted: int, observed: int) -> None:
-        own = self._tensors()
-        check_same(type(self).__name__, tensors, own)
-        for name, tensor in tensors.items():
-            *_, last = name.split(".")
-            if last in _NEVER_NEGATIVE and bool((tensor < 0).any()):
-                raise ValueError(f"{name} is negative")
-            if last == "actions" and bool((tensor >= self.actions).any()):
-                raise ValueError(f"{name} that there are not")
-            if last == "root":
-                matrix, positive = tensors["matrix"], bool((tensor.diagonal(dim1=-2, dim2=-1) > 0).all())
-                if not positive or not bool((tensor @ tensor.mT - matrix).abs().max() <= 1e-9 * matrix.abs().max()):
-                    raise ValueError("a root that is not that of its matrix")
-            if last == "step" and int(tensor) != float(tensor):
-                raise ValueError(f"{name} {float(tensor)}")
-        acted, observed = check_counter("acted", acted), check_counter("observed", observed)
-        for name, value in own.items():
-            value.detach().copy_(tensors[name])
-        self.acted, self.observed = acted, observed
-
-    def restore_decisions(self, waiting: dict[str, Tensor], counts: Mapping[str, Any]) -> None:
-        """Become the agent that also had these decisions waiting and counts as :meth:`described` says them."""
-        decided, explored = (check_counter(name, counts.get(name, 0)) for name in ("decided", "explored"))
-        retired = [check_counter("retired", action) for action in counts.get("retired", [])]
-        joined = [check_counter("joined", number) for number in counts.get("joined", self._joined)]
-        if explored > decided or (retired and max(retired) >= self.actions) or len(set(retired)) >= self.actions:
-            raise ValueError(f"{explored} of {decided} decisions, {retired!r:.80} retired")
-        if len(joined) != self.actions or max(joined) > self.observed:
-            raise ValueError(f"actions that joined at {joined!r:.80}")
-        self._ledger.restore(waiting, self.features + (self._numbers or 0), self.actions)
-        self._decided, self._explored = decided, explored
-        self.retired, self._joined = tuple(retired), joined
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy of all but the locks and the thread, as of a moment between two rounds of learning."""
-        self.settle()
-        with self._rounds, self._turns:  # a decision exchanges weights of the network for drawn ones
-            state = {name: value for name, value in self.__dict__.items() if not isinstance(value, Turns | Learner)}
-            return copy.deepcopy(state)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._learner = None
-        self._set_turns()
 
     def _random(self, count: int) -> torch.Generator:
         """Decisions have even numbers, observations odd ones."""
@@ -561,8 +424,7 @@ class Agent(ABC):
             raise ValueError(f"This agent is {self.replicas} replicas: use {use}.")
         return f"{type(self).__name__}.{method}"
 
-    def _requests(self, method: str, contexts: Any, masks: Any, features: Any) -> Requests:
-        owner = self._check_alone(method)
+    def _requests(self, owner: str, contexts: Any, masks: Any, features: Any) -> Requests:
         xs = checked_contexts(owner, contexts, self.features)
         if not len(xs):
             raise invalid("contexts", owner, "at least one", Described("none"))
@@ -606,16 +468,3 @@ def _copy_into(larger: Tensor, own: Tensor, blocks: int) -> None:
             own = own.unflatten(dim, (blocks, -1))
             break
     larger.copy_(own)
-
-
-def completed(kind: type[Agent], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a file has, with those that older versions did not write."""
-    known = inspect.signature(kind).parameters
-    return {**{name: value for name, value in _LATER.items() if name in known}, **arguments}
-
-
-def _described(value: Any) -> Any:
-    """An argument as far as JSON can say it."""
-    if isinstance(value, Prior):
-        return priors.describe(value)
-    return likelihoods.describe(value) if isinstance(value, Likelihood) else value

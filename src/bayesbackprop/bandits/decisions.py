@@ -195,8 +195,9 @@ class Ledger:
     def give_back(self, which: str) -> None:
         """Let a decision that was taken out wait again: its reward could not be learnt."""
         with self._guard:
-            self._ended.pop(which, None)
-            self.put({which: self._taken.pop(which)})
+            if which in self._taken:
+                self._ended.pop(which, None)
+                self.put({which: self._taken.pop(which)})
 
     def _forget(self) -> None:
         """Let go those that are too many or too old."""

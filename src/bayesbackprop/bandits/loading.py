@@ -12,10 +12,11 @@ from torch import Tensor
 from bayesbackprop import likelihoods, priors
 from bayesbackprop._errors import check_type, invalid
 from bayesbackprop._files import read
-from bayesbackprop.bandits.agents import WAITING, Agent, Uniform, completed
+from bayesbackprop.bandits.agents import Agent, Uniform
 from bayesbackprop.bandits.linear import LinearThompson
 from bayesbackprop.bandits.network import numbers_of
 from bayesbackprop.bandits.neural import EpsilonGreedy, NeuralAgent, ThompsonSampling
+from bayesbackprop.bandits.state import WAITING, completed
 from bayesbackprop.likelihoods import Gaussian
 from bayesbackprop.priors import Prior
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop._networks import mlp
-from bayesbackprop.likelihoods import Bernoulli, Gaussian, Likelihood, NegativeBinomial, Poisson
+from bayesbackprop.likelihoods import Bernoulli, Form, Gaussian, Likelihood, NegativeBinomial, Poisson
 
 Encoding = Literal["input", "output"]
 
@@ -97,10 +97,13 @@ class Unknown(Likelihood):
 
     def see(self, rewards: Tensor) -> None:
         """Take note of the reward of each replica."""
-        self.is_number.logical_or_((rewards != 0) & (rewards != 1))
+        if not self.is_number.numpy().all():
+            self.is_number.logical_or_((rewards != 0) & (rewards != 1))
 
     def expected(self, first: Tensor) -> Tensor:
         """The expected rewards ``[replicas, actions]`` from the first number of each action."""
+        if self.is_number.numpy().all():
+            return first
         return torch.where(self._numbers, first, first.sigmoid())
 
     @property
@@ -130,6 +133,12 @@ class Unknown(Likelihood):
         slope = torch.zeros_like(output)
         torch.sub(output.chunk(2, -1)[0].sigmoid(), target, out=slope[..., :1]).div_(len(target))
         return slope if not numbers else torch.where(self._numbers, self.gaussian.slope(output, target), slope)
+
+    def form(self) -> Form | None:
+        if len(self.is_number) > 1:
+            return None
+        form = (self.gaussian if self.is_number.item() else self.bernoulli).form()
+        return form if form is None else form._replace(numbers=2)
 
     def distribution(self, output: Any) -> Any:
         raise NotImplementedError("An agent has the expected rewards alone.")
@@ -178,6 +187,10 @@ class OfAction(Likelihood):
         taken, places = self._find(output, target)
         slope = self.likelihood.slope(taken, target[..., 1:])
         return slope if self.actions == 1 else torch.zeros_like(output).scatter_(-1, places, slope)
+
+    def form(self) -> Form | None:
+        form = self.likelihood.form()
+        return form if form is None else form._replace(actions=self.actions)
 
     def distribution(self, output: Any) -> Any:
         raise NotImplementedError("An agent has the expected rewards alone.")

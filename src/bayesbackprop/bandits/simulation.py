@@ -11,8 +11,9 @@ from torch import Tensor
 from bayesbackprop._errors import Described, check_count, check_type, invalid
 from bayesbackprop._files import check_counter, check_same, read, write
 from bayesbackprop._signals import interrupt_deferred
-from bayesbackprop.bandits.agents import Agent, completed
+from bayesbackprop.bandits.agents import Agent
 from bayesbackprop.bandits.environments import Environment
+from bayesbackprop.bandits.state import completed
 
 # Between checkpoints.
 _SECONDS = 60.0

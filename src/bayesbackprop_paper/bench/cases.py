@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bayesbackprop_paper.bench.contenders import DROPOUT, OURS, SGD, fully_connected
+from bayesbackprop_paper.bench.contenders import DROPOUT, OURS, OURS_BY_ADAM, SGD, fully_connected
 from bayesbackprop_paper.bench.measuring import Config, memory, predictions, settings, steps
 from bayesbackprop_paper.bench.report import Row
 
@@ -23,7 +23,7 @@ def small(config: Config) -> list[Row]:
     """119-100-100-1 on batches of 64, the network of the paper's bandits, where all is overhead."""
     task = fully_connected((119, 100, 100, 1), config.device)
     with settings(config):
-        return steps(config, task, 64, [SGD, DROPOUT, OURS, *config.peers], warm_up=50)
+        return steps(config, task, 64, [SGD, DROPOUT, OURS, OURS_BY_ADAM, *config.peers], warm_up=50)
 
 
 def predict(config: Config, units: int, images: Sequence[int], draws: int) -> list[Row]:

@@ -229,3 +229,5 @@ def compiled(module: nn.Module, backend: str) -> Callable[..., Any]:
 SGD = Contender("sgd", "plain loss", plain)
 DROPOUT = Contender("dropout", "plain loss", _dropout)
 OURS = ours("bayesbackprop", "scale mixture, sampled")
+# A whole step in one call.
+OURS_BY_ADAM = OURS._replace(name=f"{OURS.name} its own Adam", optimiser=OWN)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.optim import Adam
 from bayesbackprop_paper.bench.contenders import (
     OPTIMISERS,
@@ -81,8 +82,11 @@ class Step:
             self._part()
 
     def _step(self) -> None:
-        self._gradients()
-        self._optimiser.step()
+        if isinstance(self._optimiser, Adam) and isinstance(self._cost, FreeEnergy):
+            self._optimiser.minimise(self._cost, self._x, self._y)
+        else:
+            self._gradients()
+            self._optimiser.step()
 
     def _gradients(self) -> None:
         self._optimiser.zero_grad()

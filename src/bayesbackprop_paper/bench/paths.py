@@ -19,6 +19,7 @@ from bayesbackprop.priors import Laplace, LogDensity, Normal
 from bayesbackprop_paper.bench.apart import call_apart
 from bayesbackprop_paper.bench.contenders import (
     OURS,
+    OURS_BY_ADAM,
     OWN,
     SGD,
     Contender,
@@ -78,8 +79,7 @@ def paths(config: Config, sizes: Sizes) -> list[Row]:
     with settings(config, threads=1):
         small = fully_connected(sizes.small)
         table = f"{small.name}, batch {sizes.small_batch}, one thread"
-        own = OURS._replace(name=f"{OURS.name} its own Adam", optimiser=OWN)
-        contenders = [SGD, OURS, SGD._replace(name="plain Adam", optimiser="Adam"), own, *config.peers]
+        contenders = [SGD, OURS, SGD._replace(name="plain Adam", optimiser="Adam"), OURS_BY_ADAM, *config.peers]
         made += _with_memory(config, small, sizes.small_batch, contenders, 10 * sizes.warm_up, table)
     torch.compiler.reset()  # what was compiled holds the networks
     return made

@@ -20,6 +20,7 @@ import typer
 from bayesbackprop._errors import invalid
 from bayesbackprop._files import write_atomically
 from bayesbackprop_paper.bench import bandits, cases, pictures
+from bayesbackprop_paper.bench import decisions as decisions_case
 from bayesbackprop_paper.bench import growth as growth_case
 from bayesbackprop_paper.bench import networks as networks_case
 from bayesbackprop_paper.bench import paths as paths_case
@@ -299,6 +300,31 @@ def serve(
         shown.print(killed.sentence)
         if killed.problems:
             raise RuntimeError("; ".join(killed.problems[:5]))
+
+
+@app.command()
+def decisions(
+    json: Json = None,
+    calls: Annotated[int, typer.Option(min=4, help="Decisions of each thread.")] = 2000,
+    updates: Annotated[int, typer.Option(min=1, help="Minibatches after each observation.")] = 4,
+    deciding: Annotated[int, typer.Option(min=1, help="Threads that decide.")] = 2,
+    pause: Annotated[float, typer.Option(min=0, help="Milliseconds between the decisions of a thread.")] = 5.0,
+) -> None:
+    """Decisions of 117-100-100 and two actions while a thread learns without end: how long one takes.
+
+    Example: `bbb bench decisions --json decisions.json`
+    """
+    command = f"bbb bench decisions --calls {calls} --updates {updates} --deciding {deciding} --pause {pause:g}"
+    run = this_run("decisions", command, 1, calls, 0)
+    rows = decisions_case.decisions(calls, updates, deciding, pause / 1000)
+    if json is not None:
+        text = jsons.dumps({"run": asdict(run), "rows": [asdict(row) for row in rows]}, indent=1)
+        write_atomically(json, text.encode())
+    table = rich.table.Table("what", "calls", "median ms", "p99 ms", "worst ms", "a second")
+    for row in rows:
+        numbers = (f"{number:.2f}" for number in (row.median, row.p99, row.worst))
+        table.add_row(row.what, str(row.calls), *numbers, f"{row.per_second:.0f}")
+    rich.console.Console().print(table)
 
 
 @app.command()

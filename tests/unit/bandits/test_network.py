@@ -1,5 +1,6 @@
 """The reward networks: replicas are networks of their own. The likelihood is of the action that was taken."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from bandit_worlds import ACTIONS, FEATURES, layers_of
-from bayesbackprop import Bernoulli, Gaussian, Poisson
+from bayesbackprop import Adam, Bayesian, Bernoulli, FreeEnergy, Gaussian, Poisson
 from bayesbackprop.bandits.network import OfAction, Unknown, reward_network
 from bayesbackprop.likelihoods import Likelihood, NegativeBinomial
 
@@ -133,3 +134,45 @@ def test_what_is_unknown_is_yes_or_no_until_a_reward_is_neither(replicas: int) -
     check([False, True, False][:replicas])
     unknown.see(torch.tensor([-2.0, 1.0, 1.0][:replicas]))
     check([True, True, False][:replicas])
+
+
+def unknown_of(seen: float) -> Unknown:
+    unknown = Unknown(1)
+    unknown.see(torch.tensor([seen]))
+    return unknown
+
+
+FORMS: dict[str, tuple[Likelihood, Any]] = {
+    **{name: REWARDS[name] for name in ("fixed", "per input", "yes or no")},
+    "unknown, a number": (unknown_of(0.5), torch.randn),
+    "unknown, yes or no": (unknown_of(1.0), REWARDS["yes or no"][1]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("actions", [1, 4])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_kernels_know_the_likelihood_of_an_action(name: str, actions: int, dtype: torch.dtype) -> None:
+    likelihood, draw = FORMS[name]
+    of_action = OfAction(likelihood, actions)
+    assert of_action.form() is not None
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, of_action.numbers * actions)).to(dtype)
+    objective = FreeEnergy(Bayesian(net, of_action, seed=0), n=40)
+    twin = copy.deepcopy(objective)
+    ours, theirs = Adam(objective.param_groups(0.01)), Adam(twin.param_groups(0.01))
+    for _ in range(20):
+        x, taken = torch.randn(6, 5, dtype=dtype), torch.randint(actions, (6,))
+        targets = torch.stack([taken.to(dtype), draw(6).to(dtype)], -1)
+        cost: Any = ours.minimise(objective, x, targets)
+        theirs.zero_grad()
+        expected = twin(x, targets)
+        expected.backward()
+        theirs.step()
+        torch.testing.assert_close(cost.likelihood, expected.likelihood.detach())
+    accuracy = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(list(objective.parameters()), list(twin.parameters()), **accuracy)
+    if actions > 1:
+        for wrong in (-1.0, float(actions)):
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                ours.minimise(objective, x, torch.tensor([[wrong, 1.0]]).to(dtype).expand(6, 2))

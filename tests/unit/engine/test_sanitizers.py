@@ -17,7 +17,7 @@ from repository import ROOT
 pytestmark = pytest.mark.equivalence
 
 # Results that are not of the size of 1.
-GRADIENTS = ("draw", "backward", "redraw", "again", "last")
+GRADIENTS = ("draw", "backward", "redraw", "again", "last", "layers")
 
 EDGES = ROOT / "tests/kernel_edges.py"
 
@@ -64,7 +64,9 @@ def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_sa
     assert "AddressSanitizer: heap-buffer-overflow" in wrong.stderr, "the sanitizers see nothing"
     plain = found.pop("plain")
     sizes = sum(len(kernel_edges.sizes_of(kind)) + 1 for kind in kernel_edges.PRIORS)
-    assert len(plain) == len(kernel_edges.TYPES) * len(kernel_edges.FORMS) * sizes * 11
+    of_batches = 2 * 4 * len(kernel_edges.WIDTHS) + 2 * 3  # biases and functions; actions and likelihoods
+    of_parameters = len(kernel_edges.FORMS) * sizes * 11
+    assert len(plain) == len(kernel_edges.TYPES) * (of_parameters + len(kernel_edges.BATCHES) * of_batches)
     for name, results in found.items():
         assert results.keys() == plain.keys()
         for case, expected in plain.items():

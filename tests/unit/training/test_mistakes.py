@@ -64,9 +64,7 @@ def test_minibatch_weights_are_told_which_batch_it_is() -> None:
     twin.load_state_dict(objective.state_dict())
     fit(objective, batches(), epochs=1, optimiser=bbb.Adam(objective.param_groups(), lr=1e-3))
     for number, (x, y) in enumerate(batches()):
-        optimiser.zero_grad()
-        twin(x, y, number).backward()
-        optimiser.step()
+        optimiser.minimise(twin, x, y, batch=number)
     for one, other in zip(objective.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, other)
 
