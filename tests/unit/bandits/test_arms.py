@@ -19,7 +19,8 @@ CODES = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.5]]
 
 def of_old(name: str, tensor: Tensor, agent: Any) -> Tensor:
     """Of a tensor of a grown agent the part of its first ACTIONS actions."""
-    if name in ("tries", "matrix", "root", "moment", "square", "count") and tensor.dim() > 1:
+    by_action = ("tries", "matrix", "root", "moment", "square", "count", "regression.inverse", "regression.moment")
+    if name in by_action and tensor.dim() > 1:
         return tensor[:, :ACTIONS]
     if not name.startswith(("parameter.", "optimiser.")):
         return tensor
