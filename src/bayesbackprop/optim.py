@@ -289,9 +289,10 @@ class Adam(AdamW, Postponing):
                     return
 
     def _is_watched(self) -> bool:
-        """Whether someone wants to know of each :meth:`step`: hooks, a scheduler, a subclass."""
+        """Whether someone wants to know of each :meth:`step`: hooks, a scheduler, a subclass, whoever exchanged it."""
         hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
-        return any(hooks) or "step" in vars(self) or type(self) is not Adam
+        own = getattr(type(self).step, "__wrapped__", None)  # torch wraps it in what calls the hooks
+        return any(hooks) or "step" in vars(self) or own not in (_STEP, _STEP.__wrapped__)
 
     def _postpone(self, parameters: Parameters, drawn: cpu.Table) -> Callable[[cpu.Backward], None] | None:
         """What takes a way back to :meth:`step`, if that can do it and nobody else waits for its gradients."""
@@ -398,6 +399,9 @@ class Adam(AdamW, Postponing):
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         return _Entry(parameter, group, state)
+
+
+_STEP: Any = Adam.step
 
 
 def _without_gradient(cost: Tensor) -> Tensor:

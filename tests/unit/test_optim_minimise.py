@@ -443,6 +443,25 @@ def test_a_subclass_of_the_optimiser_takes_its_own_steps() -> None:
     assert optimiser.steps == 1
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_step_that_was_exchanged_is_the_one_that_is_taken(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, steps = objective_of(), list[bbb.Adam]()
+    optimiser = None if before else optimiser_of(objective)
+    monkeypatch.setattr(bbb.Adam, "step", lambda self: steps.append(self))
+    optimiser = optimiser or optimiser_of(objective)
+    step_with(objective, optimiser)
+    assert steps == [optimiser]
+
+
+def test_nobody_watches_a_step_unless_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own wrapper of a step is not someone."""
+    objective, called = objective_of(), list[bool]()
+    optimiser = optimiser_of(objective)
+    monkeypatch.setattr(bbb.Adam, "_step_postponed", lambda _: called.append(True))
+    step_with(objective, optimiser)
+    assert not called
+
+
 def test_other_ranks_wait_for_gradients(at_once: list[bool]) -> None:
     objective = objective_of(energy={"own_averaging": True})
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
