@@ -18,7 +18,7 @@ def test_each_decision_is_timed_and_learnt_from(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "decisions", *options])
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text())
-    assert written["run"]["command"] == "bbb bench decisions --calls 8 --updates 1 --deciding 3 --pause 0.1"
+    assert written["run"]["command"] == "bbb bench decisions --calls 8 --updates 1 --deciding 3 --pause 0.1 --seed 0"
     rows = [decisions.Row(**row) for row in written["rows"]]
     assert [row.calls for row in rows[:3]] == [8, 2, 24]
     assert all(0 < row.median <= row.p99 <= row.worst for row in rows[:3])
