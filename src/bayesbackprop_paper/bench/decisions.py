@@ -30,7 +30,7 @@ class Row:
     per_second: float
 
 
-def decisions(calls: int, updates: int, threads: int, pause: float, seed: int = 0) -> list[Row]:
+def decisions(calls: int, updates: int, threads: int, pause: float, seed: int) -> list[Row]:
     """Time decisions alone, a round of learning, and both at once.
 
     ``threads`` decide ``calls`` times each, ``pause`` seconds after the last answer. One more thread rewards what they
