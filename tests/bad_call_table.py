@@ -195,6 +195,21 @@ def acted(kind: Call, **usual: Any) -> Call:
 thompson = acted(bandits.ThompsonSampling, hidden=[4], updates=1, memory=8)
 
 
+def decided(reward: Call) -> Call:
+    """What rewards a decision of an agent, as ``reward(agent, id, ...)`` does."""
+
+    def call(**given: Any) -> None:
+        agent = thompson()
+        reward(agent, agent.decide([0.0, 1.0, 0.0]).id, **given)
+
+    return call
+
+
+def learning(behind: Any) -> None:
+    with bandits.Uniform(3, 2).learning(behind) as agent:
+        agent.observe([0.0, 1.0, 0.0], 1, 1.0)
+
+
 def world(seed: Any = 0) -> bandits.Table:
     return bandits.Table(X, torch.ones(8, 2), seed)
 
@@ -239,9 +254,13 @@ def table_model() -> TableModel:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 _AGENT = {"features": COUNT, "actions": COUNT, "replicas": COUNT, "seed": WHOLE}
+_AGENT |= {"most_waiting": COUNT, "expiry": POSITIVE | "None"}
 _LABELLED = (lambda: {"prediction": PROBS, "labels": CLASSES}, "")
 _LONG = WHOLE | "2**63" | "2**64+5"  # a seed of 128 bits
 _CONTEXT = {"context": [0.0, 1.0, 0.0]}
+
+# Contexts of three numbers, however many.
+_ROWS_OF_3 = DATA | Kind(("double", "array", "tensor [5, 3]", "ints [8, 3]", "booleans"))
 
 # What gives a number for each example.
 _NUMBERS = DATA | Kind(("tensor [2]", "ints [8]"))
@@ -700,7 +719,9 @@ TABLE: dict[str, Entry] = {
     ),
     # bandits
     "Uniform": entry(acted(bandits.Uniform), dict, "context", **_AGENT),
-    "LinearThompson": entry(acted(bandits.LinearThompson), precision=POSITIVE, a=POSITIVE, b=POSITIVE),
+    "LinearThompson": entry(
+        acted(bandits.LinearThompson), precision=POSITIVE, a=POSITIVE, b=POSITIVE, candidates=COUNT
+    ),
     "ThompsonSampling": entry(
         thompson,
         dict,
@@ -724,6 +745,7 @@ TABLE: dict[str, Entry] = {
         draws=COUNT,
         temperature=NOT_NEGATIVE,
         rho_rate=POSITIVE,
+        candidates=COUNT,
     ),
     "EpsilonGreedy": entry(
         acted(bandits.EpsilonGreedy, hidden=[4], updates=1, memory=8), epsilon=DATA | PROBABILITY | "[1]"
@@ -745,6 +767,68 @@ TABLE: dict[str, Entry] = {
         actions=DATA | "[1]",
         rewards=DATA | "[1]",
     ),
+    "Agent.decide": entry(
+        lambda **given: thompson().decide(**given),
+        lambda: _CONTEXT,
+        "",
+        context=DATA,
+        mask=Kind(("None",)),
+        features=Kind(("None",)),
+    ),
+    "Agent.decide_many": entry(
+        lambda **given: thompson().decide_many(**given),
+        lambda: {"contexts": torch.ones(2, 3)},
+        "context mask",
+        contexts=_ROWS_OF_3,
+        masks=Kind(("None",)),
+        features=Kind(("None",)),
+    ),
+    "Agent.explain": entry(
+        lambda **given: thompson().explain(**given),
+        lambda: _CONTEXT,
+        "",
+        context=DATA,
+        mask=Kind(("None",)),
+        features=Kind(("None",)),
+    ),
+    "Agent.explain_many": entry(
+        lambda contexts: thompson().explain_many(contexts), dict, "context", contexts=_ROWS_OF_3
+    ),
+    "Explanation.sample": entry(
+        lambda generator: thompson().explain([0.0] * 3).sample(generator), generator=Kind(("None",))
+    ),
+    "Agent.reward": entry(
+        decided(lambda agent, which, id=None, reward=1.0: agent.reward(which if id is None else id, reward)),
+        dict,
+        "",
+        id=Kind(("None",)),
+        reward=DATA | NOT_NEGATIVE,
+    ),
+    "Agent.reward_many": entry(
+        decided(
+            lambda agent, which, ids=None, rewards=(1.0,): agent.reward_many(
+                ids if ids is not None else [which], rewards
+            )
+        ),
+        dict,
+        "id reward ids",
+        ids=Kind(("None",)),
+        rewards=DATA | "[1]",
+    ),
+    "Agent.warm_start": entry(
+        lambda **given: thompson().warm_start(**given),
+        lambda: {"contexts": X, "actions": [1] * 8, "rewards": [1.0] * 8},
+        "context action reward contexts",
+        contexts=DATA | "double" | "array" | "ints [8, 3]" | "booleans",
+        actions=Kind(()),
+        rewards=DATA | "ints [8]",
+        features=Kind(("None",)),
+    ),
+    "Agent.add_arms": entry(
+        lambda **given: thompson().add_arms(**given), dict, "", count=COUNT, features=Kind(("None",))
+    ),
+    "Agent.retire": entry(lambda action: thompson().retire(action), action=WHOLE),
+    "Agent.learning": entry(learning, behind=COUNT),
     "Agent.save": entry(lambda path: inside(bandits.Uniform(3, 2).save, path=path), path=TEXT),
     "bandits.load": entry(bandits.load, lambda: {"path": folder() / "agent"}, path=ANY, prior=PRIOR),
     "Table": entry(

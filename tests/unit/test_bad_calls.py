@@ -10,9 +10,18 @@ from bayesbackprop import bandits, callbacks
 
 pytestmark = pytest.mark.identities
 
-# Those without a call of their own: what is abstract, what takes nothing, and modules.
+# Those without a call of their own: what is abstract, what takes nothing, what others make, and modules.
 WITHOUT = {"Agent", "Bernoulli", "Callback", "Environment", "Likelihood", "Poisson", "Predictive", "Prior"}
-WITHOUT |= {"ConvergenceWarning", "Diagonal", "DiagnosisWarning", "Draw", "FullCovariance", "__version__"}
+WITHOUT |= {
+    "ConvergenceWarning",
+    "Decision",
+    "Diagonal",
+    "DiagnosisWarning",
+    "Draw",
+    "Explanation",
+    "FullCovariance",
+    "__version__",
+}
 WITHOUT |= {"callbacks", "distributed", "plain_kernels", "pruning"}
 
 

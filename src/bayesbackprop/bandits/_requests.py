@@ -110,12 +110,14 @@ def checked_rewards(owner: str, rewards: Any, count: int) -> Tensor:
     gains = as_numbers(rewards, torch.float64)
     if gains.shape != (count,) or not bool((gains.abs() <= LARGEST_REWARD).all()):
         constraint = f"a number in [-{LARGEST_REWARD:g}, {LARGEST_REWARD:g}]; leave out what is not known"
-        raise invalid("reward", owner, constraint, rewards if count != 1 else rewards[0])
+        raise invalid("reward", owner, constraint, rewards[0] if count == len(rewards) == 1 else rewards)
     return gains.clone()
 
 
 def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
     """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
+    if isinstance(values, Tensor) and values.is_complex():  # of which torch would take the real part
+        return torch.empty(0, 0)
     try:
         return torch.as_tensor(values, dtype=dtype).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError):

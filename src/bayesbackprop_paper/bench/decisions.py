@@ -30,15 +30,15 @@ class Row:
     per_second: float
 
 
-def decisions(calls: int, updates: int, threads: int, pause: float) -> list[Row]:
+def decisions(calls: int, updates: int, threads: int, pause: float, seed: int) -> list[Row]:
     """Time decisions alone, a round of learning, and both at once.
 
     ``threads`` decide ``calls`` times each, ``pause`` seconds after the last answer. One more thread rewards what they
     decided and, so that learning never pauses, gives the agent observations besides.
     """
     torch.set_num_threads(1)
-    agent = ThompsonSampling(FEATURES, ACTIONS, updates=updates)
-    random = torch.Generator().manual_seed(0)
+    agent = ThompsonSampling(FEATURES, ACTIONS, updates=updates, seed=seed)
+    random = torch.Generator().manual_seed(seed)
     contexts = torch.randint(2, (256, FEATURES), generator=random).float().tolist()
     for number, context in enumerate(contexts[:100]):
         agent.observe(context, number % ACTIONS, number % 7)

@@ -309,14 +309,15 @@ def decisions(
     updates: Annotated[int, typer.Option(min=1, help="Minibatches after each observation.")] = 4,
     deciding: Annotated[int, typer.Option(min=1, help="Threads that decide.")] = 2,
     pause: Annotated[float, typer.Option(min=0, help="Milliseconds between the decisions of a thread.")] = 5.0,
+    seed: Seed = 0,
 ) -> None:
     """Decisions of 117-100-100 and two actions while a thread learns without end: how long one takes.
 
     Example: `bbb bench decisions --json decisions.json`
     """
     command = f"bbb bench decisions --calls {calls} --updates {updates} --deciding {deciding} --pause {pause:g}"
-    run = this_run("decisions", command, 1, calls, 0)
-    rows = decisions_case.decisions(calls, updates, deciding, pause / 1000)
+    run = this_run("decisions", f"{command} --seed {seed}", 1, calls, seed)
+    rows = decisions_case.decisions(calls, updates, deciding, pause / 1000, seed)
     if json is not None:
         text = jsons.dumps({"run": asdict(run), "rows": [asdict(row) for row in rows]}, indent=1)
         write_atomically(json, text.encode())
@@ -324,7 +325,7 @@ def decisions(
     for row in rows:
         numbers = (f"{number:.2f}" for number in (row.median, row.p99, row.worst))
         table.add_row(row.what, str(row.calls), *numbers, f"{row.per_second:.0f}")
-    rich.console.Console().print(table)
+    _console().print(table)
 
 
 @app.command()
@@ -384,10 +385,14 @@ def _say_missing(console: rich.console.Console, distribution: str) -> None:
     console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(rows: list[Row], json: Path | None) -> None:
+def _console() -> rich.console.Console:
     console = rich.console.Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    console.print(terminal(rows))
+    return console
+
+
+def _show(rows: list[Row], json: Path | None) -> None:
+    _console().print(terminal(rows))
     if json is not None:
         write_json(rows, json)

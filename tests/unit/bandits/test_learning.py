@@ -227,3 +227,30 @@ def test_files_that_are_saved_meanwhile_lose_no_decision(tmp_path: Path) -> None
         else:
             run_all([work, save])
     assert agent.observed == agent.acted == 2 * rounds
+
+
+@pytest.mark.parametrize("kind", ["linear", "thompson, output", "thompson, input"])
+@pytest.mark.parametrize("thread", [False, True])
+def test_arms_are_added_and_retired_while_others_decide(kind: str, thread: bool) -> None:
+    agent, done = KINDS[kind](seed=1), threading.Event()
+
+    def decide() -> None:
+        while not done.is_set():
+            retired = agent.retired
+            decision = agent.decide(GOOD)
+            assert len(decision.means) >= ACTIONS
+            assert decision.action not in retired
+            agent.reward(decision.id, 1.0)
+            agent.act(GOOD)
+
+    def change() -> None:
+        for number in range(6):
+            (new,) = agent.add_arms()
+            assert new == ACTIONS + number
+            agent.retire(number)
+        done.set()
+
+    with agent.learning() if thread else contextlib.nullcontext():
+        run_all([decide, decide, change])
+    assert (agent.actions, agent.retired) == (ACTIONS + 6, tuple(range(6)))
+    assert agent.acted == 2 * agent.observed

@@ -138,7 +138,7 @@ def test_tensors_restored_while_others_use_the_agent_are_taken_as_a_whole() -> N
 
     def look() -> None:
         for _ in range(60):
-            found, said = agent._snapshot()
+            found, said, _ = agent._snapshot()
             whole = tensors if said["observed"] else empty
             assert_same(found, whole)
             agent.act(GOOD)
