@@ -229,7 +229,8 @@ def evaluating(net: nn.Module) -> Iterator[None]:
     """Evaluation mode and no gradients, for this thread alone, and every module back to the mode it was in."""
     with lock(net):
         training = [module for module in net.modules() if module.training]
-        net.eval()
+        if training:
+            net.eval()
         try:
             with torch.no_grad():
                 yield

@@ -365,7 +365,7 @@ class Agent(State):
 
     @abstractmethod
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Take in one observation of each replica; ``self._turns.give_way()`` lets other threads decide meanwhile."""
+        """Take in one observation of each replica; ``self._give_way()`` lets other threads decide meanwhile."""
 
     def _learn_many(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Take in many observations of an agent alone, the oldest first."""
@@ -374,7 +374,7 @@ class Agent(State):
             one = slice(number, number + 1)
             self._learn(contexts[one], actions[one], rewards[one])
             self.observed += 1
-            self._turns.give_way()
+            self._give_way()
         self.observed = before
 
     def _with_codes(self, contexts: Tensor, actions: Tensor | list[int], codes: Tensor | None) -> Tensor:  # noqa: ARG002

@@ -174,7 +174,7 @@ class NeuralAgent(Agent):
         remembered, random = min(self.observed + 1, self.memory), self._random(2 * self.observed + 1)
         rates = self._set_rates()
         for inputs, targets in self._minibatches(self.updates, self.observed, random):
-            self._turns.give_way()
+            self._give_way()
             self._update(inputs, targets, remembered, rates)
 
     def _minibatches(self, count: int, newest: int, random: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -209,7 +209,7 @@ class NeuralAgent(Agent):
             for number, (inputs, targets) in enumerate(self._minibatches(some, newest, random), start):
                 for group in self._optimiser.param_groups:
                     group["lr"] = group["initial_lr"] * (first + (last - first) * number / steps)
-                self._turns.give_way()
+                self._give_way()
                 self._update(inputs, targets, remembered, None)
 
     def _set_rates(self) -> Tensor | None:
@@ -322,6 +322,7 @@ class NeuralAgent(Agent):
 
     def _make_twin(self) -> Self:
         twin = type(self)(**{**self._arguments(), "memory": 1})
+        twin.net.eval()  # as each decision would, and back
         own, its = self._tensors(), twin._tensors()
         names = [
             name

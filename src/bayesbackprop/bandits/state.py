@@ -94,6 +94,17 @@ class State(ABC):
                     yield decider
                     return
 
+    def _give_way(self) -> None:
+        """Let those decide who wait for it.
+
+        With a twin they need not wait. But Python runs one thread at a time, and two that hand over at each operation
+        take several times as long as one after the other: a decision 4 ms instead of 1.5.
+        """
+        self._turns.give_way()
+        if self._twin is not None:
+            with self._twin._turns:
+                pass
+
     def _publish(self) -> None:
         """Let the twin, if there is one, be as the agent is now."""
         if self._twin is not None:

@@ -66,6 +66,18 @@ def test_a_decision_does_not_wait_for_an_update(kind: str, monkeypatch: pytest.M
     assert agent.acted == 2
 
 
+def test_no_update_begins_while_one_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent: Any = KINDS["thompson, output"]()
+    begun, minimise = threading.Event(), type(agent)._minimise
+    monkeypatch.setattr(agent, "_minimise", lambda *some: (begun.set(), minimise(agent, *some)))
+    with agent.learning():
+        with agent._deciding() as decider:
+            assert decider is not agent
+            agent.observe(GOOD, 0, 1.0)
+            assert not begun.wait(0.2)
+        assert begun.wait(PATIENCE)
+
+
 @pytest.mark.parametrize("kind", ["linear", "thompson, output"])
 def test_threads_decide_and_reward_and_nothing_is_lost(kind: str) -> None:
     agent = KINDS[kind](seed=2)
