@@ -116,9 +116,9 @@ def checked_rewards(owner: str, rewards: Any, count: int) -> Tensor:
 
 def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
     """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
-    if np.iscomplexobj(values) if not isinstance(values, Tensor) else values.is_complex():
-        return torch.empty(0, 0)
     try:
+        if values.is_complex() if isinstance(values, Tensor) else np.iscomplexobj(values):  # torch would drop a part
+            return torch.empty(0, 0)
         return torch.as_tensor(values, dtype=dtype).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return torch.empty(0, 0)
