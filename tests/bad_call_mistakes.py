@@ -201,9 +201,9 @@ MISTAKES: dict[str, Mistake] = {
     "FreeEnergy(n, model)": (lambda: bbb.FreeEnergy(8, small_model()), "model"),
     "FreeEnergy(model)": (lambda: bbb.FreeEnergy(small_model()), "'n'"),
     "FreeEnergy(model, loader)": (lambda: bbb.FreeEnergy(small_model(), small_batches()), "n"),
-    "FreeEnergy(closed, mixture)": (
+    "FreeEnergy(closed, own prior)": (
         lambda: bbb.FreeEnergy(
-            bbb.Bayesian(small_net(), bbb.Gaussian(1.0), bbb.ScaleMixture()), 8, complexity="closed"
+            bbb.Bayesian(small_net(), bbb.Gaussian(1.0), bbb.LogDensity(lambda w: -w.abs())), 8, complexity="closed"
         ),
         "complexity",
     ),

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters, prior_numbers
 from bayesbackprop.noise import Key
+from bayesbackprop.priors import GAUSSIANS, ScaleMixture
 
 if TYPE_CHECKING:
     from bayesbackprop._engine.small import Space
@@ -169,16 +171,28 @@ def _make_table(parameters: Parameters, memory: list[object]) -> Table | None:
             aligned = tensor.data_ptr() % tensor.itemsize == 0  # a view of bytes from a file may not be
             if not (same and aligned and tensor.dtype in TYPES and tensor.is_cpu):
                 return None
-    rows = bytearray()
+    rows, held = bytearray(), [tensor.untyped_storage() for tensor in parameters.tensors]
     row: dict[str, float] = dict.fromkeys(_NAMES, 0)
     for p, deviates in zip(parameters.each, parameters.deviates, strict=True):
         kind, a, b, c = prior_numbers(p.prior, parameters.closed)
         row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": p.q.mu.dtype is torch.float64}
-        row |= {"deviates": deviates, "kind": _KINDS[kind], "a": a, "b": b, "c": c}
+        row |= {"deviates": deviates, "kind": _KINDS[kind], "a": a, "b": b, "c": c, "bump": 0}
+        if parameters.closed and isinstance(p.prior, ScaleMixture):
+            bump = _bump(p.prior)
+            row["bump"] = bump.data_ptr()
+            held.append(bump.untyped_storage())
         rows += _ROW.pack(*row.values())
     odd = {column: tensors for column, tensors in columns.items() if not _readable(tensors)}
     _write(rows, {column: tensors for column, tensors in columns.items() if column not in odd}, [])
-    return Table(memory, bytes(rows), odd, [tensor.untyped_storage() for tensor in parameters.tensors])
+    return Table(memory, bytes(rows), odd, held)
+
+
+@lru_cache(maxsize=64)
+def _bump(prior: ScaleMixture) -> Tensor:
+    """What ``Bump`` of cpu.c holds: the wider component, and the Gaussians by area and by square."""
+    gaussians = prior.bump.gaussians if prior.bump.heights else [(0.0, 1.0)] * (GAUSSIANS + 1)
+    areas, squares = zip(*gaussians, strict=True)
+    return torch.tensor([*prior.wide, *areas, *squares], dtype=torch.float64)
 
 
 def _needed(parameters: Parameters) -> Table:

@@ -26,7 +26,7 @@ from bayesbackprop._engine.parameters import KNOWN_PRIORS, PRIOR_KINDS, Paramete
 from bayesbackprop.complexity import prior_cost
 from bayesbackprop.noise import Key, Word
 from bayesbackprop.posterior import WeightPosterior
-from bayesbackprop.priors import LogDensity, Prior
+from bayesbackprop.priors import LogDensity, Prior, ScaleMixture
 
 # --- what the engine calls -------------------------------------------------------------------------------------------
 
@@ -380,6 +380,8 @@ def _has_triton() -> bool:
 
 def _triton_takes(parameters: Parameters) -> bool:
     known = parameters.plain and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
+    if parameters.closed and any(isinstance(p.prior, ScaleMixture) for p in parameters.each):
+        return False  # whose closed form is written in C and in Python alone
     return known and parameters.mus[0].is_cuda and _has_triton()
 
 
