@@ -402,9 +402,7 @@ def _draws(model: Bayesian, converges: bool) -> int:
     return components * math.ceil(least / components)
 
 
-def _check_optimiser(
-    objective: nn.Module, optimiser: Optimizer | None, scheduler: object, clip: float | None
-) -> None:
+def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object, clip: float | None) -> None:
     if isinstance(optimiser, IVON):  # it reads sigma off the gradients
         if objective is not optimiser.objective:
             got = Described("an IVON of another")

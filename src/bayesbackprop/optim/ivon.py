@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bayesbackprop._engine.parameters import Parameter
+from bayesbackprop._engine import cpu
+from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._errors import (
     Described,
     check_betas,
@@ -140,12 +141,13 @@ class IVON(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        weight = _weight(self.objective)
-        known = {each.q.mu: each for each in self.objective.model.engine().parameters.each}
+        parameters = self.objective.model.engine().parameters
+        known = {each.q.mu: each for each in parameters.each}
+        given: dict[Tensor, tuple[Parameter, dict[str, Any]]] = {}
         for group in self.param_groups:
             if group["scale"] is None:
-                given = [parameter for parameter in group["params"] if parameter.grad is not None]
-                step_by_torch([entry(self.state, parameter, group) for parameter in given], group)
+                rest = [parameter for parameter in group["params"] if parameter.grad is not None]
+                step_by_torch([entry(self.state, parameter, group) for parameter in rest], group)
                 continue
             for mu, rho in zip(group["params"][::2], group["params"][1::2], strict=True):
                 if mu.grad is None and rho.grad is None:
@@ -155,34 +157,48 @@ class IVON(Optimizer):
                 if mu.grad is None or rho.grad is None:
                     got = Described(f"only that of {'mu' if rho.grad is None else 'rho'}")
                     raise invalid("gradients", f"{_OWNER}.step", "those of both mu and rho", got)
-                self._step_one(known[mu], group, weight)
+                given[mu] = known[mu], group
+        self._step_given(parameters, given)
         return loss
 
-    def _step_one(self, parameter: Parameter, group: dict[str, Any], weight: float) -> None:
-        mu, (beta1, beta2) = parameter.q.mu, group["betas"]
-        state = self.state[mu]
-        if not state:
-            state["step"], state["exp_avg"] = torch.zeros(()), torch.zeros_like(mu)
-        state["step"] += 1
-        update(
-            parameter, state["exp_avg"], float(group["lr"]) * group["scale"], int(state["step"]), beta1, beta2, weight
+    def _step_given(self, parameters: Parameters, given: dict[Tensor, tuple[Parameter, dict[str, Any]]]) -> None:
+        means: dict[Tensor, Tensor] = {}
+        numbers: dict[Tensor, tuple[float, float, float, float]] = {}
+        for mu, (_, group) in given.items():
+            state, (beta1, beta2) = self.state[mu], group["betas"]
+            if not state:
+                state["step"], state["exp_avg"] = torch.zeros(()), torch.zeros_like(mu)
+            state["step"] += 1
+            means[mu] = state["exp_avg"]
+            numbers[mu] = float(group["lr"]) * group["scale"], 1 / (1 - beta1 ** int(state["step"])), beta1, beta2
+        weight, mus = _weight(self.objective), parameters.mus
+        in_one = len(given) == len(mus) and cpu.ivon(
+            parameters, [means[mu] for mu in mus], [numbers[mu] for mu in mus], weight
         )
+        if not in_one:
+            for mu, (parameter, _) in given.items():
+                update(parameter, means[mu], *numbers[mu], weight)
 
 
-def update(parameter: Parameter, g: Tensor, alpha: float, t: int, beta1: float, beta2: float, weight: float) -> None:
-    """A step on mu, rho and the running mean ``g``, as the equations above have it; ``weight`` is 1 / lambda."""
+def update(
+    parameter: Parameter, g: Tensor, alpha: float, unbiased: float, beta1: float, beta2: float, weight: float
+) -> None:
+    """A step on mu, rho and the running mean ``g``, as the equations above have it: the twin of ``cpu.ivon``.
+
+    ``unbiased`` is 1 / (1 - beta1^t), and ``weight`` is 1 / lambda.
+    """
     mu, rho = parameter.q
     assert mu.grad is not None
     assert rho.grad is not None
     delta = weight / _sigma_of_prior(parameter) ** 2
     sigma = softplus(rho)
-    slope = -torch.expm1(-sigma)  # dsigma/drho
-    random = parameter.q.random & (slope > 0)  # the others are constants
-    r = torch.where(random, (1 - beta2) / weight * rho.grad * sigma / slope, 0.0)
+    random = sigma > torch.finfo(sigma.dtype).tiny  # the others are constants
+    slope = torch.where(random, -torch.expm1(-sigma), 1.0)  # dsigma/drho
+    r = (1 - beta2) / weight * rho.grad * sigma / slope
     sigma = sigma / (1 + r + r.square() / 2).sqrt()
-    decay = delta * (mu if parameter.centre is None else mu - parameter.centre)
-    g.lerp_(mu.grad - decay, 1 - beta1)
-    step = (g / (1 - beta1**t) + decay) * sigma.square().mul_(alpha / weight)
+    to_prior = delta * (mu if parameter.centre is None else mu - parameter.centre)
+    g.lerp_(mu.grad - to_prior, 1 - beta1)
+    step = alpha / weight * sigma.square() * (unbiased * g + to_prior)
     mu.sub_(torch.where(random, step, 0.0))
     rho.copy_(torch.where(random, inverse_softplus(sigma), rho))
 

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,35 @@ def test_its_steps_are_those_of_the_package_of_its_authors(monkeypatch: pytest.M
         torch.testing.assert_close(q.mu, weight, rtol=1e-8, atol=1e-8)
     sigma = (N * (other.param_groups[0]["hess"] + other.param_groups[0]["weight_decay"])).rsqrt()
     torch.testing.assert_close(torch.cat([q.sigma.flatten() for q in made.posterior.values()]).detach(), sigma)
+
+
+@pytest.mark.equivalence
+@pytest.mark.parametrize("centre", [None, "net"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_kernel_computes_what_the_equations_say(dtype: torch.dtype, centre: Any) -> None:
+    """At sigmas of all sizes, and gradients that change them by little and by much."""
+    results, net = [], nn.Linear(700, 3).to(dtype)
+    for kernels in (nullcontext, bbb.plain_kernels):
+        random = torch.Generator().manual_seed(0)
+        made = Bayesian(copy.deepcopy(net), Gaussian(0.3), Normal(0.7), centre=centre, seed=0)
+        optimiser = IVON(FreeEnergy(made, N, complexity="closed"), 1e-5, betas=BETAS, rescale_lr=False)
+        with torch.no_grad():
+            for q in made.posterior.values():
+                q.mu.normal_(generator=random)
+                q.rho.uniform_(-60, 50, generator=random)
+                q.rho.view(-1)[::3] = q.rho.view(-1)[::3] / 10
+                q.rho.view(-1)[1::50] = -1e30
+        with kernels():
+            for _ in range(3):
+                for q in made.posterior.values():
+                    q.mu.grad, q.rho.grad = (torch.empty_like(q.mu).normal_(generator=random) for _ in range(2))
+                    q.rho.grad *= 10 ** torch.empty_like(q.mu).uniform_(-6, 0, generator=random)
+                optimiser.step()
+        means = [state["exp_avg"] for state in optimiser.state.values()]
+        results.append([*parameters_of(made), *means])
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(*results, rtol=40 * eps, atol=40 * eps)
+    assert not torch.equal(results[0][2], results[1][2])  # they are two ways
 
 
 @pytest.mark.identities
