@@ -25,7 +25,7 @@ from bayesbackprop.likelihoods import (
 )
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import Cost, FreeEnergy
-from bayesbackprop.optim import Adam
+from bayesbackprop.optim import IVON, Adam
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
@@ -36,6 +36,7 @@ from bayesbackprop.training import Batches, distributed, fit
 from bayesbackprop.verdict import evaluate
 
 __all__ = [
+    "IVON",
     "Adam",
     "Batches",
     "Bayesian",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bayesbackprop._batches import Data
+from bayesbackprop._decay import watch
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, kind_of, lock
 from bayesbackprop._errors import (
     INT64,
@@ -130,6 +131,7 @@ class Bayesian(nn.Module):
         for some, its_family in self.families:
             parameters, generator = every.subset(some), torch.Generator().manual_seed(seed)  # type: ignore[union-attr]
             self.joint.append(nn.Parameter(kind_of(its_family).start(net, parameters, its_family, generator)))
+        watch(self.rho, self.joint)
 
     @property
     def seed(self) -> int:
@@ -368,11 +370,15 @@ class Bayesian(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engines": {}}  # a copy finds its own tensors
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        watch(self.rho, self.joint)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bayesian":
         with lock(self.net):  # while it runs on drawn weights, a recurrent layer cannot be copied
             made = type(self).__new__(type(self))
             memo[id(self)] = made
-            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
             return made
 
     @property

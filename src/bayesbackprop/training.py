@@ -46,7 +46,7 @@ from bayesbackprop.convergence import Convergence, falling
 from bayesbackprop.families import Mixture
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
-from bayesbackprop.optim import Adam
+from bayesbackprop.optim import IVON, Adam
 from bayesbackprop.prediction import ClassPredictive
 
 __all__ = [
@@ -187,7 +187,8 @@ def fit(
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
         optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or of
             0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in
-            ``.grad``, unless they are clipped or accumulated.
+            ``.grad``, unless they are clipped or accumulated. :class:`IVON` is made for an objective, which is then
+            the one that is minimised.
         scheduler: Of the learning rate, moved on after every step of the optimiser. Unless given, the rate of our own
             optimiser falls linearly to 0 over the second half of the run; that of any, at the end of one that
             converges.
@@ -222,8 +223,8 @@ def fit(
     converging = next((callback for callback in callbacks if isinstance(callback, Convergence)), None)
     if epochs is None and converging is None:
         callbacks = [converging := Convergence(), *callbacks]
-    objective = _objective(model, batches, n, converges=converging is not None)
-    _check_optimiser(objective, optimiser, scheduler)
+    objective = _objective(model, batches, n, optimiser, converges=converging is not None)
+    _check_optimiser(objective, optimiser, scheduler, clip)
     if device is not None:
         objective.to(device)
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
@@ -347,7 +348,9 @@ def _is_iterable(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
-def _objective(model: object, batches: Iterable[Any], n: int | None, converges: bool) -> nn.Module:
+def _objective(
+    model: object, batches: Iterable[Any], n: int | None, optimiser: Optimizer | None, converges: bool
+) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise invalid("model", "fit", "a Bayesian, or a module whose call gives a cost", model)
     if not model.training:
@@ -380,6 +383,8 @@ def _objective(model: object, batches: Iterable[Any], n: int | None, converges: 
         if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // ranks):
             constraint = "given where a sampler decides which examples belong to the training set"
             raise invalid("n", "fit", constraint, None)
+    if isinstance(optimiser, IVON) and optimiser.objective.model is model and optimiser.objective.n == n:
+        return optimiser.objective
     draws = _draws(model, converges)
     try:
         return FreeEnergy(model, n, draws=draws, complexity="closed")  # with less noise, where there is a closed form
@@ -397,7 +402,13 @@ def _draws(model: Bayesian, converges: bool) -> int:
     return components * math.ceil(least / components)
 
 
-def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
+def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object, clip: float | None) -> None:
+    if isinstance(optimiser, IVON):  # it reads sigma off the gradients
+        if objective is not optimiser.objective:
+            got = Described("an IVON of another")
+            raise invalid("optimiser", "fit", "one for this objective, or for this model and n", got)
+        if clip is not None:
+            raise invalid("clip", "fit", "None with IVON, for which the size of a gradient counts", clip)
     if isinstance(optimiser, torch.optim.LBFGS):
         raise invalid("optimiser", "fit", "one whose step needs no closure", Described("LBFGS"))
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

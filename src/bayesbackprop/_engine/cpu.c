@@ -307,6 +307,7 @@ FUNCTION(redraw, 0)
 FUNCTION(backward, 0)
 FUNCTION(adam, 1)
 FUNCTION(backward_adam, 2)
+FUNCTION(ivon, 0)
 FUNCTION(variance, 0)
 FUNCTION(normal, 0)
 FUNCTION(signs, 0)
@@ -319,6 +320,7 @@ static PyMethodDef methods[] = {
     METHOD(backward, "(table, threads, 0, 0, 0, gc) -> the rest of the complexities, if before: gmu and grho from gw"),
     METHOD(adam, "(table, threads, 0, 0, 0, 0): a step of Adam on mu, whatever that is, from gmu"),
     METHOD(backward_adam, "(table, threads, 0, 0, 0, gc): as backward, and a step of Adam on mu and rho"),
+    METHOD(ivon, "(table, threads, 0, 0, 0, 1 / lambda): a step of IVON on mu and rho from gmu and grho"),
     METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
     METHOD(normal, "(table, threads, seed, step, draw, many): w[k] = eps of draw + k"),
     METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),

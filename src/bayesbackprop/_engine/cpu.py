@@ -534,6 +534,39 @@ def backward_adam(given: Backward, moments: Moments) -> None:
         space.give_back()
 
 
+# --- IVON ------------------------------------------------------------------------------------------------------------
+
+
+def ivon(parameters: Parameters, means: Sequence[Tensor], numbers: Sequence[tuple[float, ...]], weight: float) -> bool:
+    """A step of IVON on all mu and rho from their gradients; False, and nothing is done, where the kernels cannot.
+
+    Args:
+        parameters: The parameters.
+        means: The running mean of the gradient of each mu, which is updated.
+        numbers: For each of them alpha, 1 / (1 - beta1^t), beta1 and beta2.
+        weight: 1 / lambda, the weight of the complexity.
+    """
+    if not available() or not kernels_wanted() or traced():
+        return False
+    now = table(parameters)
+    if now is None or now.odd or not gradients_readable(parameters.trained) or not _alike(means, parameters.mus):
+        return False
+    rows, held, half = bytearray(now.rows), list[Tensor](), len(means)
+    gradients = [tensor.grad for tensor in parameters.trained]
+    _write(rows, {_GMU: gradients[:half], _GRHO: gradients[half:]}, held)
+    addresses = [(0, mean.data_ptr(), 0) for mean in means]
+    _write_moments(rows, _OF_MU, Moments(addresses, [(*each, 0.0, 0.0) for each in numbers]))
+    _cpu.ivon(rows, torch.get_num_threads(), 0, 0, 0, weight)
+    _changed(parameters.trained)
+    return True
+
+
+def _alike(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether the kernels can write to ``tensors``, which are of the types and shapes of ``others``."""
+    same = list(map(_dtype_and_shape, tensors)) == list(map(_dtype_and_shape, others))
+    return same and all(map(_is_cpu, tensors)) and _readable(tensors)
+
+
 def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:
     for place, (addresses, numbers) in enumerate(zip(*moments, strict=True)):
         _OF_ONE.pack_into(rows, place * _ROW.size + first, *addresses, *numbers)

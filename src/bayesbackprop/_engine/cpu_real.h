@@ -400,6 +400,8 @@ CLONES static double NAME(backward_adam)(const Call *call, const Param *p, int64
     return 0;
 }
 
+#include "cpu_ivon.h"
+
 /* From one draw to the next, in one block.  With g_k the gradient at the weights w_k of draw k, that of its prior included,
  * and S_k = g_1 + ... + g_k,
  *   sum_k g_k (w_k - mu) = S_n (w_n - mu) - sum_{k < n} S_k (w_{k+1} - w_k),
