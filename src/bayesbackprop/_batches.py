@@ -1,12 +1,14 @@
 """Data as users have them: a pair of tensors, a data set, or any iterable of batches."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from bayesbackprop._errors import Described, check_weights, invalid, tensor_shape, tensors_of
@@ -16,6 +18,9 @@ Data = tuple[Any, Any] | Dataset[Any] | Iterable[Any]
 
 # Examples to look at in one go where the data come without batches.
 ROWS = 1024
+
+# What predict takes besides the arguments of a network.
+OPTIONS = frozenset(("draws", "seed", "memory", "estimator", "inputs"))
 
 _KNOWN = "a pair of tensors (inputs, targets), a Dataset, or an iterable of pairs such as a DataLoader"
 
@@ -29,6 +34,46 @@ def arguments(inputs: Any, owner: str = "FreeEnergy") -> tuple[tuple[Any, ...], 
     if isinstance(inputs, tuple):
         return inputs, {}
     return (inputs,), {}
+
+
+def call_arguments(
+    owner: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a network from those of a prediction: as they are, or as ``inputs`` has them."""
+    if inputs is None:
+        found = args, kwargs
+    elif args or kwargs:
+        constraint = "given alone: a tensor, a tuple of positional or a mapping of keyword arguments"
+        raise invalid("inputs", owner, constraint, Described(f"{len(args)} positional, and {list(kwargs)} besides"))
+    else:
+        found = arguments(inputs, owner)
+    check_arguments(owner, *found)
+    return found
+
+
+def check_arguments(owner: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what a user may take for a batch, with a word on what to do; arguments with a tensor are the network's."""
+    values = (*args, *kwargs.values())
+    if any(map(tensors_of, values)):
+        return
+    for value in values:
+        if hint := hint_for(value):
+            kind = type(value).__name__
+            raise invalid("inputs", owner, f"tensors, as the network takes them ({hint})", Described(f"a {kind}"))
+
+
+def hint_for(value: Any) -> str | None:
+    """What to do with a value that is not in the form of a batch; None for what a network may want as it is."""
+    if isinstance(value, np.ndarray) or hasattr(value, "to_numpy"):
+        made = "x" if isinstance(value, np.ndarray) else "x.to_numpy()"
+        return f"torch.as_tensor({made}, dtype=torch.float32) makes one of an array or a table"
+    if isinstance(value, DataLoader | Dataset):
+        return "give one batch at a time, as in `for x, y in loader`; fit, evaluate and diagnose take loaders"
+    if isinstance(value, list | tuple) and value:
+        leaves = tree_leaves(value)
+        if all(isinstance(leaf, Real | np.ndarray) for leaf in leaves):
+            return "torch.tensor(x) makes one of a list of numbers, torch.from_numpy and torch.stack of arrays"
+    return None
 
 
 def labelled(

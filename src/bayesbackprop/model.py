@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from bayesbackprop._batches import Data
+from bayesbackprop._batches import Data, call_arguments
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, kind_of, lock
 from bayesbackprop._errors import (
     INT64,
@@ -35,12 +34,13 @@ from bayesbackprop._specification import (
     print_specifications,
     specify,
 )
+from bayesbackprop._trees import with_draw
 from bayesbackprop.diagnostics import diagnosis_of
 from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
 from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
-from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, has_hooks, predicting, predictive
+from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, check_output, has_hooks, predicting, predictive
 from bayesbackprop.priors import Normal, Prior, ScaleMixture, check_range
 
 
@@ -68,6 +68,8 @@ class Bayesian(nn.Module):
         normalisation: Whether the weights of normalisation layers may be Bayesian too.
         centre: What the prior is centred on: None for 0, ``"net"`` for the weights ``net`` has now, or a mapping from
             names to tensors.
+        output: A function that picks, from what the network returns, what the likelihood takes, such as
+            ``lambda o: o.logits``; None for all of it. A file cannot hold it: give it to :func:`~bayesbackprop.load`.
         seed: Of all its noise. None takes one from torch's generator, so that ``torch.manual_seed`` decides.
 
     Examples:
@@ -92,6 +94,7 @@ class Bayesian(nn.Module):
         select: Select | None = None,
         normalisation: bool = False,
         centre: Literal["net"] | Mapping[str, Tensor] | None = None,
+        output: Callable[[Any], Any] | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -100,8 +103,10 @@ class Bayesian(nn.Module):
         check_flag("Bayesian", normalisation=normalisation)
         known = "a Likelihood, such as Categorical() or Gaussian(0.1)"
         check_type("Bayesian", Likelihood, known, likelihood=likelihood)
+        check_output("Bayesian", output)
         self.net = net
         self.likelihood = likelihood
+        self._output = output
         self._may_choose = estimator is None
         self.plan: list[Specification] = specify(
             net,
@@ -140,6 +145,11 @@ class Bayesian(nn.Module):
     def seed(self, seed: int) -> None:
         self._seed_number = check_seed("Bayesian", seed=seed)["seed"]
         self._seed.fill_(self._seed_number)
+
+    @property
+    def output(self) -> Callable[[Any], Any] | None:
+        """What picks, from what the network returns, what the likelihood takes."""
+        return self._output
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
 
@@ -248,11 +258,13 @@ class Bayesian(nn.Module):
         seed: int | None = None,
         memory: int = GIGABYTE,
         estimator: Estimator | Mapping[str, Estimator] | None = None,
+        inputs: Any = None,
         **kwargs: Any,
     ) -> Predictive:
         """The predictive distribution P(y|x) = E_q[P(y|x,w)]: the probabilities of ``draws`` networks, averaged.
 
-        The network runs in evaluation mode and without gradients. The same seed gives the same draws.
+        The network runs in evaluation mode and without gradients. The same seed gives the same draws. What the network
+        keeps on itself is then that of the last draw.
 
         Each example has exactly the predictive distribution of drawn networks. In fully connected networks its draws
         are made in the quickest way and need not be those of the other examples of the batch. Below 80 examples the
@@ -268,10 +280,12 @@ class Bayesian(nn.Module):
             estimator: None for the quickest way that is exact for each example; ``"shared"`` for whole drawn networks,
                 whatever the model was trained with; ``"local"``, which with convolutions or sequences makes positions
                 independent and is then not exact; ``"flipout"``; or a mapping of name patterns.
+            inputs: What the network takes, as :class:`FreeEnergy` has it, in place of all other arguments: a tensor, a
+                tuple of positional or a mapping of keyword arguments. For networks with arguments of the names above.
             **kwargs: What the network takes.
         """
-        outputs = self.outputs(*args, draws=draws, seed=seed, memory=memory, estimator=estimator, **kwargs)
-        return predictive(self.likelihood, outputs, draws)
+        options: dict[str, Any] = {"draws": draws, "seed": seed, "memory": memory, "estimator": estimator}
+        return predictive(self.likelihood, self.outputs(*args, **options, inputs=inputs, **kwargs), draws)
 
     def outputs(
         self,
@@ -280,10 +294,15 @@ class Bayesian(nn.Module):
         seed: int | None = None,
         memory: int = GIGABYTE,
         estimator: Estimator | Mapping[str, Estimator] | None = None,
+        inputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """What ``draws`` networks make of the inputs, ``[draws, ...]``, before :meth:`predict` averages it."""
+        """What ``draws`` networks make of the inputs, ``[draws, ...]``, before :meth:`predict` averages it.
+
+        Tensors are stacked wherever they are: in tuples, dicts, dataclasses, or objects such as caches.
+        """
         memory, draws = check_count("Bayesian.predict", memory=memory)["memory"], _checked_draws("predict", draws)
+        args, kwargs = call_arguments("Bayesian.predict", args, kwargs, inputs)
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
         if estimator is None or (isinstance(estimator, str) and estimator == "shared"):
@@ -295,15 +314,16 @@ class Bayesian(nn.Module):
         call = (key, draws, memory, args, kwargs)
         # A fully connected network is made of torch's own modules, on which only a hook can leave anything.
         quick = estimator is None and len(engine.executors) > 1 and not has_hooks(self.net)
-        with evaluating(self.net) if quick else predicting("Bayesian.predict", self.net, args, kwargs):
+        with evaluating(self.net) if quick else predicting(self.net):
             return engine.first("outputs", *call) if estimator is None else engine.any_module.outputs(*call)
 
-    def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
-        """The prediction of the network at the posterior mean alone."""
+    def predict_mean(self, *args: Any, inputs: Any = None, **kwargs: Any) -> Predictive:
+        """The prediction of the network at the posterior mean alone; ``inputs`` as in :meth:`predict`."""
+        args, kwargs = call_arguments("Bayesian.predict_mean", args, kwargs, inputs)
         check_batch("inputs", "Bayesian.predict_mean", tensors_of((args, kwargs)))
         self.check_about_mu("Bayesian.predict_mean")
-        with predicting("Bayesian.predict_mean", self.net, args, kwargs):
-            outputs = tree_map(lambda output: output.unsqueeze(0), self.net(*args, **kwargs))
+        with evaluating(self.net):
+            outputs = with_draw(self.engine().pick(self.net(*args, **kwargs)))
         return predictive(self.likelihood, outputs, 1)
 
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
@@ -312,7 +332,7 @@ class Bayesian(nn.Module):
         engine = self.engine()
         names = list(engine.parameters.by_name)
         weights = engine.draws(self._key(0, 0, seed), draws, names)
-        return Ensemble(self.net, self.likelihood, dict(zip(names, weights, strict=True)))
+        return Ensemble(self.net, self.likelihood, dict(zip(names, weights, strict=True)), self.output)
 
     # --- what draws need ---------------------------------------------------------------------------------------------
 
@@ -338,7 +358,8 @@ class Bayesian(nn.Module):
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
         pairs = zip(self.families if families is None else families, self.joint, strict=True)
         joints = [(names, family, joint) for (names, family), joint in pairs]
-        return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules, joints)
+        centre = self.centre if self.has_centre else None
+        return Engine(self.net, self.rho, centre, priors, rules, joints, self.output)
 
     def check_about_mu(self, owner: str) -> None:
         """Refuse, for ``owner``, a posterior whose mean is no network that predicts."""

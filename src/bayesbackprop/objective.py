@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bayesbackprop._batches import arguments
+from bayesbackprop._batches import arguments, check_arguments
 from bayesbackprop._engine import Taker, costs
 from bayesbackprop._errors import (
     Described,
@@ -231,6 +231,8 @@ class FreeEnergy(nn.Module):
         model = self.model
         args, kwargs = ((inputs,), {}) if isinstance(inputs, Tensor) else arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
+        if not given:
+            check_arguments(_OWNER, args, kwargs)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
         rank, ranks = rank_of_ranks() if dist.is_initialized() else (0, 1)

@@ -1,8 +1,8 @@
 """One safetensors file for a model: mu, rho, buffers and metadata. Loading never runs code from the file."""
 
 import os
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -37,6 +37,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
             if entry.prior is not None
         },
         "families": [{"names": names, **families.describe(family)} for names, family in model.families],
+        **({} if model.output is None else {"picks_output": True}),
     }
     with writing(path, "model", contents) as put, lock(model.net):
         tensors = _tensors(model)
@@ -50,6 +51,7 @@ def load(
     *,
     likelihood: Likelihood | None = None,
     prior: Prior | Mapping[str, Prior] | None = None,
+    output: Callable[[Any], Any] | None = None,
 ) -> Bayesian:
     """The model in the file at ``path``, on ``net``, a module of the same architecture, which receives its means.
 
@@ -58,11 +60,12 @@ def load(
         net: The network. It is changed only after the whole file has been checked against it.
         likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
         prior: Needed where the model had a prior of the user's own.
+        output: Needed where the model picked what its likelihood takes by a function, ``Bayesian(..., output=...)``.
     """
     if not isinstance(net, nn.Module):
         raise invalid("net", "load", "a torch.nn.Module", net)
     with reading(path, "model", "load") as file:
-        return _model(path, file, net, likelihood, prior)
+        return _model(path, file, net, likelihood, prior, output)
 
 
 def _model(
@@ -71,6 +74,7 @@ def _model(
     net: nn.Module,
     likelihood: Likelihood | None,
     prior: Prior | Mapping[str, Prior] | None,
+    output: Callable[[Any], Any] | None,
 ) -> Bayesian:
     """What :func:`load` returns."""
     with file.understanding():
@@ -95,6 +99,11 @@ def _model(
                     parameter.data = parameter.data.to(stored.dtype)
     if likelihood is None:
         raise invalid("likelihood", "load", "given, since the file has one of your own, which it cannot hold", None)
+    if output is None and file.contents.get("picks_output"):
+        constraint = (
+            "given, as to Bayesian, such as lambda o: o.logits: the file says that there was one, not what it was"
+        )
+        raise invalid("output", "load", constraint, None)
     if prior is None:
         prior = {name: value for name, value in known.items() if value is not None}
         if own := sorted(known.keys() - prior.keys()):
@@ -114,6 +123,7 @@ def _model(
         select=lambda name, _: name in known,
         normalisation=True,
         centre="net" if centred else None,
+        output=output,
         seed=seed,
     )
     targets = _tensors(model)

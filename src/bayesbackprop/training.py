@@ -538,8 +538,7 @@ def _held_out(
     if not isinstance(objective, FreeEnergy):
         with evaluating(objective):
             return {"cost": (size * float(objective(inputs, targets, **weights)), size)}
-    args, kwargs = arguments(inputs)
-    predicted = objective.model.predict(*args, draws=_VALIDATION_DRAWS, **kwargs)
+    predicted = objective.model.predict(inputs=inputs, draws=_VALIDATION_DRAWS)
     log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
     log_prob = log_prob.reshape(len(log_prob), -1).sum(1)
     counts = torch.ones_like(log_prob)
