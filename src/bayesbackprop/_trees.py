@@ -19,7 +19,7 @@ _WHOLE = (nn.Module, type, FunctionType, MethodType, BuiltinFunctionType, Module
 _PLAIN = (bool, int, float, complex, str)
 
 
-def map_tensors(function: Callable[[Tensor], Any], value: Any, _inside: tuple[int, ...] = ()) -> Any:
+def map_tensors(function: Callable[[Tensor], Any], value: Any, _made: dict[int, Any] | None = None) -> Any:
     """The same structure with ``function`` of each tensor in it; ``value`` is left as it is.
 
     The structure is what torch's pytree knows (tuples, lists, dicts, and what libraries register with it, such as the
@@ -28,33 +28,34 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any, _inside: tuple[in
     """
     if isinstance(value, Tensor):
         return function(value)
+    made = {} if _made is None else _made  # of objects, which may be found again, even in themselves
     leaves, structure = tree_flatten(value)
     if len(leaves) != 1 or leaves[0] is not value:
-        return tree_unflatten([map_tensors(function, leaf, _inside) for leaf in leaves], structure)
-    if id(value) in _inside:  # an object that holds itself
-        return value
+        return tree_unflatten([map_tensors(function, leaf, made) for leaf in leaves], structure)
+    if id(value) in made:
+        return made[id(value)]
     attributes = _attributes(value)
-    mapped = {name: map_tensors(function, each, (*_inside, id(value))) for name, each in attributes.items()}
-    changed = {name: each for name, each in mapped.items() if each is not attributes[name] and tensors_in(each)}
-    if not changed:
+    if not tensors_in(list(attributes.values())):
         return value
-    made = copy.copy(value)
-    for name, each in changed.items():
-        object.__setattr__(made, name, each)  # also of a frozen dataclass
-    return made
+    copied = made[id(value)] = copy.copy(value)
+    for name, each in attributes.items():
+        object.__setattr__(copied, name, map_tensors(function, each, made))  # also of a frozen dataclass
+    return copied
 
 
-def tensors_in(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
+def tensors_in(value: Any, _seen: set[int] | None = None) -> list[Tensor]:
     """All tensors that :func:`map_tensors` maps, in its order."""
     if isinstance(value, Tensor):
         return [value]
+    seen = set() if _seen is None else _seen
     found: list[Tensor] = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
             found.append(leaf)
-        elif id(leaf) not in _inside:
-            for each in _attributes(leaf).values():
-                found += tensors_in(each, (*_inside, id(leaf)))
+        elif id(leaf) not in seen and (attributes := _attributes(leaf)):
+            seen.add(id(leaf))
+            for each in attributes.values():
+                found += tensors_in(each, seen)
     return found
 
 

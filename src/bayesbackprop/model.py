@@ -24,6 +24,7 @@ from bayesbackprop._errors import (
     is_finite,
     tensors_of,
 )
+from bayesbackprop._meta import is_meta, materialise
 from bayesbackprop._specification import (
     Select,
     Specification,
@@ -121,9 +122,13 @@ class Bayesian(nn.Module):
         check_shared(names, estimator, self.families)
         self.plan = in_groups(self.plan, self.families)
         self._rules = _rules(self.plan)
-        self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
+        sigmas: dict[str, InitialSigma] = per_parameter(sigma, names, "sigma")
+        self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, sigmas).items()})
+        # What to begin with where the network gets its memory later.
+        self._sigmas = sigmas if is_meta(net) else {}
         self.centre = Mirror(_centres(net, names, centre))
-        seed = int(torch.randint(INT64 - 1, ())) if seed is None else check_seed("Bayesian", seed=seed)["seed"]
+        chosen = int(torch.randint(INT64 - 1, (), device="cpu")) if seed is None else seed
+        seed = check_seed("Bayesian", seed=chosen)["seed"]
         # In the state_dict, so that a run resumes with its own noise.
         self.register_buffer("_seed", torch.zeros((), dtype=torch.int64))
         self.seed = seed
@@ -131,6 +136,8 @@ class Bayesian(nn.Module):
         self._engines: dict[str, Engine] = {}
         # What makes the weights of each group vary together.
         self.joint = nn.ParameterList()
+        if self.families and self._sigmas:
+            raise invalid("family", "Bayesian", "Diagonal() for a network on the meta device, without values", family)
         every = self._make_engine({}, []).parameters if self.families else None
         for some, its_family in self.families:
             parameters, generator = every.subset(some), torch.Generator().manual_seed(seed)  # type: ignore[union-attr]
@@ -355,6 +362,9 @@ class Bayesian(nn.Module):
     ) -> Engine:
         if not torch.compiler.is_compiling():
             check_whole("net", "Bayesian", self)
+            if self._sigmas and is_meta(self):
+                constraint = "in memory: to_empty(device=...) first, and then load its weights (or load(path, net))"
+                raise invalid("net", "Bayesian", constraint, Described("one on the meta device"))
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
         pairs = zip(self.families if families is None else families, self.joint, strict=True)
         joints = [(names, family, joint) for (names, family), joint in pairs]
@@ -384,6 +394,24 @@ class Bayesian(nn.Module):
         with torch.no_grad():
             for rho in self.rho.parameters():
                 rho.clamp_(min=constant_rho(rho.dtype))
+        return self
+
+    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "Bayesian":
+        """Memory on ``device`` for a network on the meta device: its means are undefined until they are loaded.
+
+        rho is that of ``sigma``. For a model that has its values it is what torch's ``to_empty`` is.
+        """
+        if not is_meta(self):
+            return super().to_empty(device=device, recurse=recurse)
+        if self.has_centre:
+            constraint = "None for a network on the meta device, unless it comes from a file: load(path, net)"
+            raise invalid("centre", "Bayesian", constraint, Described("the weights of a network without values"))
+        materialise(self, device)
+        self._seed.fill_(self._seed_number)
+        with torch.no_grad():
+            for name, rho in _initial_rhos(self.net, self._sigmas).items():
+                self.rho.get_parameter(name).copy_(rho)
+        self._sigmas, self._engines = {}, {}
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -440,18 +468,21 @@ def _check_net(net: object) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"
             raise invalid("net", "Bayesian", constraint, net)
-        if parameter.is_floating_point() and not is_finite(parameter.detach()):
+        if parameter.is_floating_point() and not parameter.is_meta and not is_finite(parameter.detach()):
             raise invalid("net", "Bayesian", f"a module with finite weights ('{name}' has NaN or inf)", net)
 
 
-def _initial_rhos(
-    net: nn.Module, names: list[str], sigma: InitialSigma | Mapping[str, InitialSigma]
-) -> dict[str, Tensor]:
+def _initial_rhos(net: nn.Module, sigmas: Mapping[str, InitialSigma]) -> dict[str, Tensor]:
     rhos: dict[str, Tensor] = {}
-    each: dict[str, InitialSigma] = per_parameter(sigma, names, "sigma")
-    for name, value in each.items():
+    for name, value in sigmas.items():
         mu = net.get_parameter(name)
+        if mu.is_meta and callable(value):
+            constraint = f"a number where the network is on the meta device: '{name}' has no values yet"
+            raise invalid("sigma", "Bayesian", constraint, value)
         rho = initial_rho(mu, value).detach()
+        if not callable(value):  # a number has been checked
+            rhos[name] = rho
+            continue
         if rho.shape != mu.shape or not is_finite(rho):
             raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", rho)
         rhos[name] = rho

@@ -11,6 +11,7 @@ from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
 from bayesbackprop._files import OpenFile, check_same, reading, writing
+from bayesbackprop._meta import is_meta, materialise
 from bayesbackprop.families import AnyFamily, Diagonal
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
@@ -57,7 +58,8 @@ def load(
 
     Args:
         path: A file that :func:`save` wrote.
-        net: The network. It is changed only after the whole file has been checked against it.
+        net: The network. It is changed only after the whole file has been checked against it. One on the meta device
+            gets its memory then, on torch's default device, so that its weights exist only once.
         likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
         prior: Needed where the model had a prior of the user's own.
         output: Needed where the model picked what its likelihood takes by a function, ``Bayesian(..., output=...)``.
@@ -100,9 +102,7 @@ def _model(
     if likelihood is None:
         raise invalid("likelihood", "load", "given, since the file has one of your own, which it cannot hold", None)
     if output is None and file.contents.get("picks_output"):
-        constraint = (
-            "given, as to Bayesian, such as lambda o: o.logits: the file says that there was one, not what it was"
-        )
+        constraint = "given, as it was to Bayesian (such as lambda o: o.logits), since a file cannot hold it"
         raise invalid("output", "load", constraint, None)
     if prior is None:
         prior = {name: value for name, value in known.items() if value is not None}
@@ -136,8 +136,16 @@ def _model(
         if given.shape != target.shape or given.dtype != target.dtype:
             constraint = f"a file whose '{name}' is {tensor_shape(target)}, as in the network"
             raise invalid("path", "load", constraint, Described(f"{tensor_shape(given)} in {path}"))
+    if is_meta(net):
+        left = sorted(name for name, buffer in net.named_buffers() if buffer.is_meta and f"net.{name}" not in targets)
+        if left:
+            constraint = f"one with values in the buffers that no file holds, {left} (made outside of torch.device)"
+            raise invalid("net", "load", constraint, Described("one with all of them on the meta device"))
     with file.understanding():
         file.check_finite("load", dict(model.named_buffers()))
+        if is_meta(model):
+            materialise(model)
+            model.seed, targets = seed, _tensors(model)
         file.copy_to(targets)
     return model
 

@@ -8,6 +8,7 @@ path is one class and one entry of that list.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from bayesbackprop._engine.joint import Moments as JointMoments
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
+from bayesbackprop._engine.statistics import counted_once, normalising
 from bayesbackprop._engine.substitution import Slots, call_with, over_draws, substituting
 from bayesbackprop._errors import invalid, tensor_shape
 from bayesbackprop._trees import has_objects, own_objects
@@ -81,6 +83,7 @@ class Engine:
         self.closed = self.single.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
         self.pick: Callable[[Any], Any] = output or _whole
+        self.normalising = normalising(net)
         self.any_module = AnyModule(self)
         quick: Executor | None = None
         if not torch.compiler.is_compiling() and output is None:
@@ -265,7 +268,11 @@ class Executor(ABC):
 
         ``weight`` is what the complexity will most likely be weighted with.
         """
-        each = [(draw.cost(likelihood, args, kwargs, targets), draw.complexity()) for draw in draws]
+
+        def of(draw: Draw) -> tuple[Tensor, Tensor]:
+            return draw.cost(likelihood, args, kwargs, targets), draw.complexity()
+
+        each = counted_once(draws[0].engine.normalising, [partial(of, draw) for draw in draws])
         return tuple(torch.stack(parts).mean() for parts in zip(*each, strict=True))
 
     def at_once(

@@ -277,10 +277,10 @@ def over_draws(
     """
     outputs = Outputs()
 
-    def tensors(*entry: Tensor) -> tuple[Tensor, ...]:
+    def tensors(*entry: Tensor) -> Sequence[Tensor]:
         return outputs.taken_apart(run(*entry))
 
-    def alone(entries: list[Tensor]) -> list[list[Tensor]]:
+    def alone(entries: list[Tensor]) -> list[Sequence[Tensor]]:
         each = (tensors(*entry) for entry in zip(*(stacked.unbind() for stacked in entries), strict=True))
         return [[tensor.unsqueeze(0) for tensor in found] for found in each]
 
