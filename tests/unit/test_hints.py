@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("call", list(CALLS))
 def test_the_error_says_what_to_do(call: str) -> None:
     function, hint = CALLS[call]
-    with pytest.raises(ValueError, match="The '.*' parameter of ") as error:
+    with pytest.raises(ValueError, match=r"The '.*' parameter of ") as error:
         function()
     assert hint in str(error.value)
 

@@ -63,10 +63,8 @@ def test_gradients_of_several_draws_are_the_mean_of_those_of_each() -> None:
     torch.manual_seed(3)
     bbb.FreeEnergy(model, n=16, draws=3)(X, Y).backward()
     torch.manual_seed(3)
-    costs = [
-        single.likelihood.cost(draw(X), Y) + draw.complexity() / 16
-        for draw in map(lambda k: single.draw(1, k), range(3))
-    ]
+    drawn = [single.draw(1, k) for k in range(3)]
+    costs = [single.likelihood.cost(draw(X), Y) + draw.complexity() / 16 for draw in drawn]
     torch.stack(costs).mean().backward()
     for ours, theirs in zip(model.parameters(), single.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
