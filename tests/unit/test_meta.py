@@ -38,6 +38,7 @@ def wrapped(net: nn.Module, **options: object) -> bbb.Bayesian:
     return bbb.Bayesian(net, bbb.Categorical(), seed=3, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.supports("Large networks", "torch.device meta, then load", "weights exist once")
 @pytest.mark.parametrize("centre", [None, "net"])
 def test_a_file_is_loaded_into_a_network_without_memory(centre: str | None, tmp_path: Path) -> None:
     model = wrapped(Recurrent(), centre=centre, sigma=0.2)
@@ -54,6 +55,7 @@ def test_a_file_is_loaded_into_a_network_without_memory(centre: str | None, tmp_
     bbb.FreeEnergy(loaded, n=10)(IDS, IDS).backward()
 
 
+@pytest.mark.supports("Large networks", "torch.device meta, then to_empty", "rho is that of sigma")
 def test_memory_and_then_the_means() -> None:
     trained = wrapped(Recurrent(), sigma=0.05)
     with torch.device("meta"):  # where the model itself may be made

@@ -37,6 +37,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 # --- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.supports("Batch normalisation", "several draws a step", "count once")
 @pytest.mark.parametrize("momentum", MOMENTA)
 def test_several_draws_count_once_a_step(momentum: float | None) -> None:
     """r <- (1 - m) r + m * the mean over the draws of the batch's statistics, and one batch is counted."""
@@ -113,6 +114,7 @@ EVALUATIONS: dict[str, Callable[[bbb.Bayesian], Any]] = {
 }
 
 
+@pytest.mark.supports("Batch normalisation", "evaluation", "moves nothing")
 @pytest.mark.filterwarnings("ignore:The chains of refine")
 @pytest.mark.parametrize("evaluation", list(EVALUATIONS))
 def test_evaluation_moves_nothing(evaluation: str) -> None:
@@ -134,6 +136,7 @@ def _loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(X, Y), 4)
 
 
+@pytest.mark.supports("Batch normalisation", "update_batchnorm", "of the mean, and of a pruned network")
 @pytest.mark.parametrize("pruned", [False, True], ids=["mean", "pruned"])
 @pytest.mark.parametrize("data", [X, (X, Y), _loader()], ids=["tensor", "pair", "loader"])
 def test_one_call_gives_the_statistics_of_the_mean(pruned: bool, data: Any) -> None:

@@ -82,6 +82,7 @@ def picking(structure: str) -> bbb.Bayesian:
     return bbb.Bayesian(Wraps(wrap), bbb.Categorical(), seed=0, sigma=0.3, output=pick)
 
 
+@pytest.mark.supports("Outputs", "None, dictionaries, dataclasses, caches, scalars", "stacked over draws")
 @each_structure
 @pytest.mark.parametrize("memory", [2**30, 1], ids=["parallel", "draw by draw"])
 def test_outputs_are_stacked_wherever_tensors_are(structure: str, memory: int) -> None:
@@ -96,6 +97,7 @@ def test_outputs_are_stacked_wherever_tensors_are(structure: str, memory: int) -
             assert stacked.shape == (5, *one.shape)
 
 
+@pytest.mark.supports("Outputs", "a function that picks", "`Bayesian(..., output=lambda o: o.logits)`")
 @each_structure
 def test_a_function_picks_what_the_likelihood_takes(structure: str, tmp_path: Path) -> None:
     model, reference = picking(structure), plain()
@@ -177,6 +179,7 @@ def language_model() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")).eval()
 
 
+@pytest.mark.supports("Outputs", "ModelOutput with a loss and a DynamicCache", "stacked over draws")
 @pytest.mark.parametrize("memory", [2**30, 1], ids=["parallel", "draw by draw"])
 def test_a_model_output_with_a_loss_and_a_cache(memory: int) -> None:
     ids = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(3))
@@ -198,6 +201,7 @@ def test_a_language_model_trains_and_predicts_by_its_logits() -> None:
     assert model.predict(input_ids=ids, draws=3).probs.shape == (2, 5, 11)
 
 
+@pytest.mark.supports("Outputs", "a cache as an argument", "each draw has its own")
 def test_each_draw_has_a_cache_of_its_own() -> None:
     """A network appends to the cache that it is given: draws must not see each other's."""
     ids = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(3))
@@ -226,6 +230,7 @@ class Seeded(nn.Module):
         return output if draws is None else output + draws
 
 
+@pytest.mark.supports("Outputs", "arguments named seed, draws, memory", "`model.predict(inputs={...})`")
 def test_arguments_may_have_the_names_of_options() -> None:
     torch.manual_seed(1)
     model = bbb.Bayesian(Seeded(), bbb.Categorical(), seed=0)

@@ -106,6 +106,7 @@ class Keeps(nn.Module):
         return found
 
 
+@pytest.mark.supports("Outputs", "what a network keeps on itself", "that of the last draw")
 @pytest.mark.parametrize("way", ["attribute", "tuple", "list", "dict", "buffer", "object", "new"])
 @pytest.mark.parametrize("call", [way for way in WAYS if way != "predict_mean"])
 def test_what_a_network_keeps_is_that_of_the_last_draw(way: str, call: str) -> None:

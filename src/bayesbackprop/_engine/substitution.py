@@ -245,8 +245,8 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 # Bytes of a result, on average over the operations of a network, below which a CPU takes longer to call them than to
 # compute them.
 _SMALL = 3 * 2**14
-# Bytes of a draw above which no more of them are made at a time than take the memory of mu and rho.
-_LARGE_DRAW, _FEW_LARGE = 2**26, 2
+# Bytes of a draw from which on one is made at a time: several need their sigma only once, and the memory of several.
+_LARGE_DRAW = 2**24
 
 
 class Needs(NamedTuple):
@@ -314,8 +314,8 @@ def over_draws(
             if _out_of_memory(error):
                 raise
             parallel = False
-    few = cpu.FEW if size < _LARGE_DRAW else _FEW_LARGE
-    together = max(1, min(at_a_time - 1, few))  # beside those of the first draw
+    # Beside those of the first draw, whose memory is used again if there is but one.
+    together = max(1, min(at_a_time - 1, cpu.FEW)) if size < _LARGE_DRAW else 1
     for start in range(done, draws, together):
         results += alone(chunk(start, min(draws, start + together)))
     return outputs.put_together(map(torch.cat, zip(*results, strict=True)))
