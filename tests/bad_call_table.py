@@ -600,7 +600,7 @@ TABLE: dict[str, Entry] = {
         net=ANY,
         likelihood=Kind(("likelihood", "None")),
         prior=PRIOR,
-        output=Kind(("None",)),
+        output=Kind(("None", "function", "class")),
     ),
     "save_sparse": entry(
         lambda **given: inside(bbb.save_sparse, **{"net": bbb.sparse(small_model()), "path": "x", **given}),
@@ -624,8 +624,8 @@ TABLE: dict[str, Entry] = {
     "update_batchnorm": entry(
         bbb.update_batchnorm,
         lambda: {"model": normalised(), "data": X},
-        model=Kind(("model",)),
-        data=DATA | "loader",
+        model=Kind(("model", "module", "likelihood")),
+        data=INPUTS | "loader",
         draws=WHOLE,
         seed=WHOLE | "None",
     ),

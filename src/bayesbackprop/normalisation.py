@@ -9,7 +9,7 @@ from torch.optim.swa_utils import update_bn
 
 from bayesbackprop._batches import Data, arguments, unlabelled
 from bayesbackprop._engine import evaluating, normalising
-from bayesbackprop._errors import check_count, check_seed, check_type
+from bayesbackprop._errors import check_batch, check_count, check_seed, check_type, tensors_of
 from bayesbackprop.model import Bayesian
 
 __all__ = ["update_batchnorm"]
@@ -91,5 +91,6 @@ class _Called(nn.Module):
 
     def forward(self, inputs: Any) -> None:
         args, kwargs = arguments(inputs, _OWNER)
+        check_batch("data", _OWNER, tensors_of((args, kwargs)))
         for run in self._run:
             run(*args, **kwargs)

@@ -198,6 +198,7 @@ def test_after_an_error_nothing_has_changed() -> None:
     [
         ({"model": 3}, "model"),
         ({"data": 3}, "data"),
+        ({"data": X * float("nan")}, "data"),
         ({"draws": -1}, "draws"),
         ({"seed": -1}, "seed"),
         ({"model": nn.BatchNorm1d(3), "draws": 2}, "draws"),
