@@ -24,6 +24,7 @@ from bayesbackprop.likelihoods import (
     StudentT,
 )
 from bayesbackprop.model import Bayesian
+from bayesbackprop.normalisation import update_batchnorm
 from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.optim import IVON, Adam
 from bayesbackprop.posterior import Relative
@@ -85,4 +86,5 @@ __all__ = [
     "save",
     "save_sparse",
     "sparse",
+    "update_batchnorm",
 ]

@@ -140,7 +140,8 @@ InitialSigma = float | Callable[[Tensor], Tensor]
 def initial_rho(mu: Tensor, sigma: InitialSigma) -> Tensor:
     """rho such that log(1 + exp(rho)) = sigma: rho = sigma + log(1 - exp(-sigma))."""
     if not callable(sigma):  # the same for all weights
-        wanted = torch.tensor(check_positive("Bayesian", sigma=sigma)["sigma"], dtype=mu.dtype)
+        number = check_positive("Bayesian", sigma=sigma)["sigma"]
+        wanted = torch.tensor(number, dtype=mu.dtype, device="cpu")  # whatever the default device is
         rho = inverse_softplus(wanted.double())
         return torch.full_like(mu, rho.item(), requires_grad=False)
     wanted = sigma(mu)

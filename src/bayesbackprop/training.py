@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from bayesbackprop._batches import arguments
+from bayesbackprop._batches import hint_for
 from bayesbackprop._engine import evaluating, lock
 from bayesbackprop._errors import (
     Described,
@@ -378,6 +378,8 @@ def _objective(
             n = len(batches.dataset)  # type: ignore[attr-defined]
         except (AttributeError, TypeError):
             constraint = "given where the batches do not say how many examples the training set has"
+            if isinstance(batches, tuple):
+                constraint += " (Batches(x, y, batch_size) makes batches of two tensors, and torch.as_tensor tensors)"
             raise invalid("n", "fit", constraint, None) from None
         takes_all = isinstance(sampler, DistributedSampler) or type(sampler) in (RandomSampler, SequentialSampler)
         if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // ranks):
@@ -470,13 +472,18 @@ _Batch = tuple[Any, Any, dict[str, Any], int]
 def _prepared(batch: Any, device: torch.device, name: str = "batches") -> _Batch:
     """A batch on ``device``."""
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        got = Described(f"a {type(batch).__name__}")
-        raise invalid(name, "fit", "an iterable of pairs (inputs, targets), or of (inputs, targets, weights)", got)
+        got, hint = Described(f"a {type(batch).__name__}"), hint_for(batch)
+        if isinstance(batch, Tensor) or hint is not None:
+            hint = "Batches(x, y, batch_size) makes one of two tensors" + (f"; {hint}" if hint else "")
+        pairs = "an iterable of pairs (inputs, targets), or of (inputs, targets, weights)"
+        raise invalid(name, "fit", pairs + (f" ({hint})" if hint else ""), got)
     inputs, targets, *weights = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
     for tensor in (*tensors_of(targets), *tensors_of(inputs)):
         if tensor.dim():
             return inputs, targets, {"weights": weights[0]} if weights else {}, len(tensor)
-    raise invalid(name, "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
+    hint = next(filter(None, map(hint_for, batch)), None)
+    pairs = "an iterable of pairs (inputs, targets) of tensors"
+    raise invalid(name, "fit", pairs + (f" ({hint})" if hint else ""), Described("none"))
 
 
 def _of_each(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -549,8 +556,7 @@ def _held_out(
     if not isinstance(objective, FreeEnergy):
         with evaluating(objective):
             return {"cost": (size * float(objective(inputs, targets, **weights)), size)}
-    args, kwargs = arguments(inputs)
-    predicted = objective.model.predict(*args, draws=_VALIDATION_DRAWS, **kwargs)
+    predicted = objective.model.predict(inputs=inputs, draws=_VALIDATION_DRAWS)
     log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
     log_prob = log_prob.reshape(len(log_prob), -1).sum(1)
     counts = torch.ones_like(log_prob)

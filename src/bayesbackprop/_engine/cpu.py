@@ -301,7 +301,8 @@ def backward(
         drawn: The table at the time of the draw, to refuse what was changed since.
         besides: df/dmu where mu is used beside w (None: it is not), df/dsigma^2 (None: 0), and -dlog P/dw where the
             kernels do not know P (None: 0).
-        to_rho: Where Delta_rho goes; it may be ``besides[2]``. None: to :func:`buffers`.
+        to_rho: Where Delta_rho goes; it may be ``besides[2]``, or ``ws`` where Delta_mu does not go there. None: to
+            :func:`buffers`.
     """
     now = table_now(parameters, drawn)
     if to_rho is None:
@@ -603,13 +604,18 @@ def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> lis
     What a training step frees is tens of megabytes, which the C library hands back to the operating system; paging it
     in again at the next step takes up to a third of a plain one.
     """
-    if parameters.numel < _LARGE:
+    if not is_large(parameters):
         return [_empty(tensor) for tensor in like]
     with _taking:
         pools: list[list[Tensor]] = parameters.cache.setdefault(purpose, [])
         if len(pools) != len(like):
             pools[:] = [[] for _ in like]
         return [_unheld(pool, wanted).detach() for pool, wanted in zip(pools, like, strict=True)]
+
+
+def is_large(parameters: Parameters) -> bool:
+    """Whether memory for its weights is worth looking after."""
+    return parameters.numel >= _LARGE
 
 
 def buffers_for_rho(parameters: Parameters) -> list[Tensor]:

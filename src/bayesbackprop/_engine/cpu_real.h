@@ -291,7 +291,7 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
     return total;
 }
 
-/* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
+/* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w; grho may overwrite w) and gc, that of the
  * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho does not depend on w.
  * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used.
  * Of several draws this is the last: gw is the sum of their gradients, gmu itself, and grho what redraw left.  Returns the
