@@ -15,7 +15,6 @@ import rich.table
 import torch
 import typer
 
-from bayesbackprop._version import __version__
 from bayesbackprop.callbacks import Callback, TensorBoard
 from bayesbackprop.training import TerminatedError, distributed
 from bayesbackprop_paper import data
@@ -80,6 +79,14 @@ class _Extent:
         configs = self.cells(methods)
         self.run(configs, images)
         return {config: self.runs / table1.name_of(config) for config in configs}
+
+    def trained_to_be_pruned(self, images: data.Images) -> dict[mnist.Config, Path]:
+        """The folders of the networks of Table 2."""
+        runs = self.runs / "table2"
+        configs = [table1.sized(table2.RECIPE, self.units[0], seed, self.epochs) for seed in range(self.seeds)]
+        for config in configs:
+            table1.finished(config, images, runs, _command(), progress, curve=False)
+        return {config: runs / table1.name_of(config) for config in configs}
 
 
 def _extent(
@@ -185,17 +192,13 @@ def _shown(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
     return extent.trained(list(figures.STYLE), images)
 
 
-def _bayesian(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
-    return extent.trained(["bbb-mixture"], images)
-
-
 _figure("fig2", _shown, figures.fig2, "The test error as training progresses")
 _figure("fig3", _shown, figures.fig3, "Densities of the trained weights")
 _figure(
     "fig4",
-    _bayesian,
+    _Extent.trained_to_be_pruned,
     figures.fig4,
-    "Density and CDF of the signal-to-noise ratio of the weights",
+    "Density and CDF of the signal-to-noise ratio of the weights of the network of table2",
 )
 
 
@@ -209,7 +212,7 @@ def reproduce_table2(
     results: Results = None,
     threads: Threads = None,
 ) -> None:
-    """Test error, file size and latency of Table 1's networks, pruned by signal-to-noise ratio.
+    """Test error, file size and latency after pruning by signal-to-noise ratio.
 
     Example: `bbb reproduce table2 --seeds 1`
     """
@@ -217,15 +220,15 @@ def reproduce_table2(
     images = data.mnist()
     found: list[table2.Row] = []
     extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
-    for config, folder in _bayesian(extent, images).items():
+    for config, folder in extent.trained_to_be_pruned(images).items():
         model = figures.bayesian_in(folder)
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
     with locked(extent.results):
         path = extent.results / "table2.csv"
         table2.write(path, [*table2.read(path), *found])
         table2.draw(table2.largest(table2.read(path)), extent.results / "table2")
-        made = {"command": _command(), "version": __version__}
-        remember(extent.results / "table2.json", f"{extent.units[0]} units", made)
+        recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
+        remember(extent.results / "table2.json", f"{extent.units[0]} units", {"command": _command(), **recipe})
     columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
     table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
     for row in found:

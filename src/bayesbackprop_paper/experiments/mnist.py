@@ -27,13 +27,15 @@ from bayesbackprop._files import read, read_checkpoint, write_atomically
 from bayesbackprop._networks import mlp
 from bayesbackprop._version import __version__
 from bayesbackprop.callbacks import Callback
-from bayesbackprop.evaluation import error, score
+from bayesbackprop.evaluation import error as error_of
+from bayesbackprop.evaluation import score
 from bayesbackprop.export import SparseNetwork, save_sparse
 from bayesbackprop.likelihoods import Categorical
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.prediction import Predictive
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
+from bayesbackprop.pruning import prune
 from bayesbackprop.saving import save
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.recipe import (
@@ -44,6 +46,7 @@ from bayesbackprop_paper.experiments.recipe import (
     Experiment,
     PointEstimate,
     Schedule,
+    error_percent,
     seeded,
     selected,
 )
@@ -77,6 +80,7 @@ class Config:
         sigma: The initial standard deviation of the posterior.
         dropout: How likely dropout is to forget a unit, the inputs among them.
         prediction_draws: Networks to average in the final evaluation.
+        pruned: Select the epoch by the validation error without this fraction of the weights.
         start: The experiment whose selected weights are the initial means; none for random ones.
         seed: Of the initial weights and all noise.
     """
@@ -95,6 +99,7 @@ class Config:
     sigma: float = 0.0067
     dropout: float = 0.3
     prediction_draws: int = 100
+    pruned: float = 0.0
     start: "Config | None" = None
     seed: int = 0
 
@@ -107,9 +112,11 @@ class Config:
         check_not_negative("Config", temperature=self.temperature)
         check_choice("Config", ESTIMATORS, estimator=self.estimator)
         check_choice("Config", ("sampled", "closed"), complexity=self.complexity)
-        check_probability("Config", dropout=self.dropout)
+        check_probability("Config", pruned=self.pruned, dropout=self.dropout)
         if self.dropout == 1:
             raise invalid("dropout", "Config", "below 1, where nothing would be left", self.dropout)
+        if self.pruned and not self.is_bayesian:
+            raise invalid("pruned", "Config", "0 where there is no distribution on the weights", self.pruned)
 
     @property
     def row(self) -> str:
@@ -208,7 +215,8 @@ def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> 
         model = Bayesian(net, Categorical(), config.prior, **options)  # type: ignore[arg-type]
         cost = {"complexity": config.complexity, "temperature": config.temperature}
         objective = FreeEnergy(model, n, draws=config.draws, **cost)  # type: ignore[arg-type]
-        return Experiment(objective, net, config.schedule, folder, about)
+        error = functools.partial(_error_without, model, config.pruned) if config.pruned else None
+        return Experiment(objective, net, config.schedule, folder, about, error)
     prior = config.prior if config.method.startswith("map") else None
     return Experiment(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
 
@@ -236,7 +244,7 @@ def run(
         predictions["draws"] = functools.partial(job.objective.model.predict, draws=config.prediction_draws)
     if not dist.is_initialized() or dist.get_rank() == 0:
         _ship(job, folder / MODEL)
-    on_validation = {name: error(by(validation.inputs), validation.targets) for name, by in predictions.items()}
+    on_validation = {name: error_of(by(validation.inputs), validation.targets) for name, by in predictions.items()}
     prediction = min(on_validation, key=on_validation.__getitem__)
     scores = score(predictions[prediction](test.inputs), test.targets)
     return Result(
@@ -327,6 +335,10 @@ def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
     with torch.no_grad():
         for own, theirs in zip(net.parameters(), start.parameters(), strict=True):
             own.copy_(theirs)
+
+
+def _error_without(model: Bayesian, fraction: float, _: nn.Module, examples: Examples) -> float:
+    return error_percent(prune(model, fraction).net, examples)
 
 
 def _by_mean(net: nn.Module, inputs: Tensor) -> Tensor:

@@ -249,6 +249,16 @@ def _versions(path: Path) -> Iterator[str]:
         yield f"Runs of versions before {last}: {'; '.join(older)}."
 
 
+def _trained(path: Path) -> Iterator[str]:
+    """How the networks that were pruned had been trained."""
+    for name, made in json.loads(path.read_text()).items():
+        yield (
+            f"Of {name}: trained for {made['schedule']['epochs']} epochs at temperature {made['temperature']:g}, prior "
+            f"pi {made['pi']:g}, sigma1 {made['sigma1']:.3g}, sigma2 {made['sigma2']:.3g}; the epoch chosen by the "
+            f"validation error without {made['pruned']:.0%} of the weights."
+        )
+
+
 def _line(path: Path) -> list[str]:
     if not path.exists():
         return []
@@ -265,10 +275,10 @@ def _table2(results: Path) -> list[Table]:
         ours = [f"2x{row.units}", f"{row.fraction:.0%}", str(row.seed), str(row.weights_left), f"{row.test_error:.2f}"]
         rows.append([*ours, str(table2.PUBLISHED[row.fraction]), str(row.file_bytes), f"{row.latency_us:.0f}"])
     about = (
-        "The networks of Table 1. What is left of each is a plain sparse network of the means; its time for one image "
-        "was measured in turn with the others of the same seed."
+        "The plain sparse network of the means that are left; its file, and its time for one image, measured in turn "
+        "with the others of the same seed."
     )
-    text = [about, table2.difference(table2.largest(found))]
+    text = [about, *_trained(results / "table2.json"), table2.difference(table2.largest(found))]
     columns = [
         "units",
         "removed",

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from bayesbackprop._files import read, write_checkpoint
 from bayesbackprop.callbacks import Averaging, Best, Callback, Checkpoint, Progress, Records
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.objective import Cost, FreeEnergy
-from bayesbackprop.optim import Adam
 from bayesbackprop.priors import Prior
 from bayesbackprop.training import Batches, Record, fit
 
@@ -87,7 +86,7 @@ class Schedule:
         """The optimiser of an objective; the spreads of a Bayesian network have a learning rate of their own."""
         groups = objective.param_groups(self.learning_rate, rho_lr=self.learning_rate * self.rho_rate)
         if self.optimiser == "adam":
-            return Adam(groups, eps=self.epsilon, fused=True)
+            return torch.optim.Adam(groups, eps=self.epsilon, fused=True)
         return torch.optim.SGD(groups, momentum=self.momentum)
 
 
@@ -123,6 +122,7 @@ class Experiment:
         schedule: How to train.
         folder: If there is a checkpoint of the same run in it, it goes on there.
         about: What else, beside the schedule, makes a run the same, as far as JSON can say it.
+        error: Measures the error of ``net`` on examples in percent; that of its classes unless given.
     """
 
     def __init__(
@@ -132,11 +132,13 @@ class Experiment:
         schedule: Schedule,
         folder: Path,
         about: Mapping[str, Any] | None = None,
+        error: Callable[[nn.Module, Examples], float] | None = None,
     ) -> None:
         self.objective, self.net, self.schedule, self.folder = objective, net, schedule, folder
         self.optimiser = schedule.make_optimiser(objective)
         self.best = Best(folder / BEST, "validation_error")
         self._about = {**(about or {}), **{f"schedule.{name}": value for name, value in asdict(schedule).items()}}
+        self._error = error
 
     def train(self, training: Examples, watched: Mapping[str, Examples], *callbacks: Callback) -> list[Record]:
         """Run to the end, from wherever the run is, and return its records. Ctrl-C leaves a checkpoint of its step.
@@ -152,7 +154,8 @@ class Experiment:
         scheduler = LambdaLR(self.optimiser, lambda step: schedule.rate(step, steps))
 
         def errors() -> dict[str, float]:
-            return {f"{name}_error": error_percent(self.net, examples) for name, examples in watched.items()}
+            error = self._error or error_percent
+            return {f"{name}_error": error(self.net, examples) for name, examples in watched.items()}
 
         _upgrade(self.folder / CHECKPOINT, self.optimiser, scheduler, len(batches))
         averaging = [Averaging(schedule.averaging)] if schedule.averaging else []
