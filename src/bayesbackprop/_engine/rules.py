@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayesbackprop._engine import cpu, ops
-from bayesbackprop._engine.checkpointing import refuse_checkpointing
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop.noise import Role, stream
 from bayesbackprop.posterior import Moments, WeightPosterior
@@ -110,7 +109,6 @@ class Rules(TorchFunctionMode):
             if name in rules
         }
         self._draw = draw
-        self._trains = torch.is_grad_enabled()
         self._called: set[str] = set()
 
     def __torch_function__(
@@ -176,10 +174,7 @@ class Rules(TorchFunctionMode):
         return self._draw.weights[site.name] - site.q.mean
 
     def _site(self, value: Any) -> Site | None:
-        site = self._sites.get(value) if isinstance(value, Tensor) else None
-        if site is not None and self._trains and not torch.compiler.is_compiling():
-            refuse_checkpointing()
-        return site
+        return self._sites.get(value) if isinstance(value, Tensor) else None
 
     def _drawn(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):

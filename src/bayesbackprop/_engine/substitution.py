@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bayesbackprop._engine import checkpointing, cpu
+from bayesbackprop._engine import cpu
 
 _shape = attrgetter("shape")
 
@@ -82,8 +82,16 @@ class Slots:
 # --- a network with other weights ------------------------------------------------------------------------------------
 
 
-def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_with(
+    slots: Slots,
+    weights: Sequence[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    part: Callable[..., Any] | None = None,
+) -> Any:
     """``root(*args, **kwargs)`` with ``weights`` in ``slots``, for this thread alone: others see the means as ever.
+
+    ``part`` is what runs instead of ``root``, if it is not the whole.
 
     ``torch.func.functional_call`` changes the network for all threads, and for a small one costs as much as the forward
     pass.
@@ -91,21 +99,24 @@ def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kw
     if torch.compiler.is_compiling():
         named = {slot.path: weights[slot.number] for slot in slots.each}
         return functional_call(slots.root, named, args, kwargs, tie_weights=False)
-    with substituting(slots) as call:
+    with substituting(slots, part) as call:
         return call(weights, args, kwargs)
 
 
 @contextmanager
-def substituting(slots: Slots) -> Iterator[Callable[[Sequence[Tensor], tuple[Any, ...], dict[str, Any]], Any]]:
+def substituting(
+    slots: Slots, part: Callable[..., Any] | None = None
+) -> Iterator[Callable[[Sequence[Tensor], tuple[Any, ...], dict[str, Any]], Any]]:
     """Within it, :func:`call_with` for many calls: to make place for weights takes longer than to put them there."""
     net = slots.root
+    run = net if part is None else part
     places: list[tuple[_Place, list[Slot]]] = []
 
     def call(weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             for place, own in places:
                 place.fill({slot.name: weights[slot.number] for slot in own})
-            return checkpointing.call(net, args, kwargs)
+            return run(*args, **kwargs)
         finally:
             for place, _ in places:
                 place.fill(place.means)  # so that the memory of the others can be used again
@@ -121,12 +132,11 @@ def substituting(slots: Slots) -> Iterator[Callable[[Sequence[Tensor], tuple[Any
 
 
 class _Place(NamedTuple):
-    """What one thread sees as the parameters of a module, and whether gradients were wanted when it began."""
+    """What one thread sees as the parameters of a module."""
 
     module: nn.Module
     means: dict[str, Any]
     seen: dict[str, Any]
-    trains: bool
 
     def fill(self, weights: Mapping[str, Any]) -> None:
         """From now on it is these."""
@@ -163,7 +173,7 @@ class _Parameters(dict[str, Any]):
                 view = vars(module)["_parameters"] = cls(module)
                 for name in view._second:
                     del vars(module)[name]  # so that it is looked up here
-            place = _Place(module, view._own, {**view._own, **view._second}, torch.is_grad_enabled())
+            place = _Place(module, view._own, {**view._own, **view._second})
             view._drawn.setdefault(threading.get_ident(), []).append(place)
             return place
 
@@ -183,8 +193,6 @@ class _Parameters(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         calls = self._drawn.get(threading.get_ident())
         if calls:
-            if calls[-1].trains:
-                checkpointing.refuse_checkpointing()
             return calls[-1].seen[name]
         return self._own[name] if name in self._own else self._second[name]
 
