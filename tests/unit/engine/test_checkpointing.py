@@ -302,6 +302,23 @@ def test_a_network_that_runs_another_model(use_reentrant: bool) -> None:
     assert all(gradient.any() for gradient in gradients[0] if gradient is not None)
 
 
+@pytest.mark.equivalence
+@each_estimator
+@each_mode
+def test_compiled_networks(estimator: str, use_reentrant: bool) -> None:
+    """A compiler takes a checkpointed part for an operation of its own, and must still see the rules inside it."""
+    net = Checkpointed(use_reentrant=use_reentrant)
+    gradients = []
+    for active in (True, False):
+        each = copy.deepcopy(net)
+        each.active = active
+        free_energy = FreeEnergy(wrap(each, estimator), n=20)
+        call = torch.compile(free_energy, backend="aot_eager", fullgraph=True) if active else free_energy
+        call(X, Y).backward()
+        gradients.append([parameter.grad for parameter in free_energy.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
 class Deep(nn.Sequential):
     """Blocks, each of which is checkpointed if there is a mode."""
 
@@ -366,6 +383,8 @@ def test_a_part_without_gradients_and_other_hooks_are_not_refused(estimator: str
         torch.testing.assert_close(cost.likelihood, model.likelihood.cost(model.draw(step)(X), Y))
         cost.backward()
     assert model.net.head.weight.grad.any()
+    # The complexity goes back to all, whoever asked for the weights first.
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
 @pytest.mark.equivalence
