@@ -185,13 +185,11 @@ def check_weights(owner: str, weights: Any, examples: int) -> None:
 
 def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
     """Refuse a module of which each rank holds a part alone: the parts of a DTensor would be taken for the whole."""
-    # Who has sharded a module has imported these.
-    tensors, fsdp = (sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "fsdp"))
-    kinds = tuple(kind for kind in (getattr(tensors, "DTensor", None), getattr(fsdp, "FSDPModule", None)) if kind)
-    for name, value in (*module.named_modules(), *module.named_parameters()):
-        if isinstance(value, kinds):
-            constraint = "whole on each rank (fully_shard is not supported: use DistributedDataParallel)"
-            raise invalid(parameter, owner, constraint, Described(f"one of which '{name}' is sharded"))
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)  # who has divided has imported it
+    for name, value in module.named_parameters() if kind else ():
+        if isinstance(value, kind):
+            advice = "fully_shard(free_energy) trains it, and it is whole inside `with bayesbackprop.unsharded(...)`"
+            raise invalid(parameter, owner, f"whole on each rank ({advice})", Described(f"'{name}' divided among them"))
 
 
 def is_on_the_stack(found: Callable[[CodeType], bool]) -> bool:

@@ -4,7 +4,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop._engine import cpu
+from bayesbackprop._engine.sharding import at_rest, divided
 
 _shape = attrgetter("shape")
 
@@ -60,6 +61,7 @@ class Slots:
                     if number is not None:
                         self.each.append(Slot(f"{path}.{name}" if path else name, module, name, number))
                         self._seen.append((values, name, value))
+        self.divided = divided(root)
         self.needs: dict[Hashable, Needs] = {}  # of calls that were made, by the kinds of their arguments
         # The same by module; a module is listed once however many names it has.
         self.by_module: dict[nn.Module, list[Slot]] = {}
@@ -121,7 +123,7 @@ def substituting(
             for place, _ in places:
                 place.fill(place.means)  # so that the memory of the others can be used again
 
-    with lock(net):
+    with lock(net), at_rest(slots.divided) if slots.divided else nullcontext():
         try:
             for module, own in slots.by_module.items():
                 places.append((_Parameters.enter(module), own))
