@@ -185,11 +185,14 @@ def check_weights(owner: str, weights: Any, examples: int) -> None:
 
 def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
     """Refuse a module of which each rank holds a part alone: the parts of a DTensor would be taken for the whole."""
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)  # who has divided has imported it
-    for name, value in module.named_parameters() if kind else ():
+    kind: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())  # who has divided has imported it
+    for name, value in module.named_parameters():
         if isinstance(value, kind):
-            advice = "fully_shard(free_energy) trains it, and it is whole inside `with bayesbackprop.unsharded(...)`"
-            raise invalid(parameter, owner, f"whole on each rank ({advice})", Described(f"'{name}' divided among them"))
+            constraint = (
+                "whole on each rank (what fully_shard has divided is whole in calls of a FreeEnergy that it has "
+                "divided too, and inside `with bayesbackprop.unsharded(free_energy):`)"
+            )
+            raise invalid(parameter, owner, constraint, Described(f"one with a part of '{name}'"))
 
 
 def is_on_the_stack(found: Callable[[CodeType], bool]) -> bool:

@@ -91,7 +91,11 @@ class Cost(Tensor):
         For ``fully_shard``, which waits for the backward pass of the tensor that a module returns, and of no other.
         """
         cost: Cost = _Alone.apply(self)  # type: ignore[no-untyped-call]
-        cost.likelihood, cost.complexity, cost._weight = self.likelihood.detach(), self.complexity.detach(), self._weight
+        cost.likelihood, cost.complexity, cost._weight = (
+            self.likelihood.detach(),
+            self.complexity.detach(),
+            self._weight,
+        )
         return cost
 
     @property
@@ -122,11 +126,11 @@ class Cost(Tensor):
 class _Alone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cost: Tensor) -> Tensor:  # noqa: ARG004
-        alone: Tensor = Tensor._make_subclass(Cost, cost.clone())  # type: ignore[attr-defined]
+        alone: Tensor = Tensor._make_subclass(Cost, cost.clone())
         return alone
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
         return gradient
 
 
@@ -274,6 +278,9 @@ class FreeEnergy(nn.Module):
         closed = self.complexity == "closed"
         # (2), averaged over the draws.
         draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
+        if advances and model.is_divided and type(self) is FreeEnergy:
+            constraint = "divided together with the objective: fully_shard(free_energy), after its parts"
+            raise invalid("model", _OWNER, constraint, Described("one of which parts are divided alone"))
         cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight, takes), weight)
         _check_parts(cost)
         if advances:
@@ -283,9 +290,6 @@ class FreeEnergy(nn.Module):
     def _check_averaged(self, ranks: int) -> None:
         """Refuse a step of one of several ranks whose gradients nobody averages."""
         own = type(self) is not FreeEnergy and is_divided(self)
-        if self.model.is_divided and not own:
-            constraint = "divided together with the objective: fully_shard(free_energy), after its parts"
-            raise invalid("model", _OWNER, constraint, Described("parts that are divided alone"))
         if own and not is_called(self):
             constraint = "called as a module that fully_shard has divided, free_energy(inputs, targets)"
             raise invalid("model", _OWNER, constraint, Described("another way, on which nobody averages gradients"))

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint
 
-
 Tensors = Callable[[], Sequence[Tensor]]
 Again = Callable[[Sequence[Tensor], Callable[..., Any], tuple[Any, ...]], Any]
 
@@ -77,7 +76,7 @@ def _apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -
     for running in reversed(_active.each) if torch.is_grad_enabled() else ():
         function, tensors = _with_inputs(function, running)
         args = (*args, *tensors)
-    return _apply_of_torch(function, preserve_rng_state, *args)
+    return _apply_of_torch(function, preserve_rng_state, *args)  # type: ignore[no-untyped-call]
 
 
 def _start_frame(frame: Any, recompute: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -87,8 +86,8 @@ def _start_frame(frame: Any, recompute: Callable[..., Any], *args: Any, **kwargs
     _start_frame_of_torch(frame, recompute, *args, **kwargs)
 
 
-# Torch has no public place for this. Networks import ``checkpoint`` under names of their own; these are behind them all.
+# Torch has no public place for this. Networks import ``checkpoint`` under names of their own; these are behind all.
 _apply_of_torch = checkpoint.CheckpointFunction.apply
-checkpoint.CheckpointFunction.apply = staticmethod(_apply)  # type: ignore[method-assign, assignment]
+checkpoint.CheckpointFunction.apply = staticmethod(_apply)  # type: ignore[method-assign]
 _start_frame_of_torch = checkpoint._CheckpointFrame.__init__
-checkpoint._CheckpointFrame.__init__ = _start_frame  # type: ignore[method-assign]
+checkpoint._CheckpointFrame.__init__ = _start_frame  # type: ignore[method-assign, assignment]

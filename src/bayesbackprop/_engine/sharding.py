@@ -60,7 +60,9 @@ def gathered(objective: Any) -> Iterator[None]:
 def _average_others(objective: nn.Module, modules: Sequence[Any]) -> None:
     """Have the gradients of parameters averaged that were not divided, as numbers without dimensions cannot be."""
     states = [module._get_fsdp_state() for module in modules]
-    groups = [group for s in states for group in getattr(s, "_fsdp_param_groups", None) or [s._fsdp_param_group] if group]
+    groups = [
+        group for s in states for group in getattr(s, "_fsdp_param_groups", None) or [s._fsdp_param_group] if group
+    ]
     divided = {id(parameter.unsharded_param) for group in groups for parameter in group.fsdp_params}
     for parameter in objective.parameters():
         known = (parameter._backward_hooks or {}).values()

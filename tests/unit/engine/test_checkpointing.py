@@ -152,7 +152,9 @@ class Whole(nn.Module):
 @pytest.mark.equivalence
 @each_estimator
 @each_mode
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the inner one, by torch, in any network
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad"
+)  # of the inner one, by torch, in any network
 def test_the_whole_network_may_be_checkpointed(estimator: str, use_reentrant: bool) -> None:
     got, expected = Whole(Checkpointed(use_reentrant=use_reentrant)), None
     expected = copy.deepcopy(got)
