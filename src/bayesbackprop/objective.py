@@ -223,8 +223,13 @@ class FreeEnergy(nn.Module):
         """
         if type(self) is FreeEnergy or not is_divided(self):  # fully_shard changes the class of a module
             return self._cost(None, inputs, targets, batch, weights, n, step)
+        if torch.compiler.is_compiling():  # no compiler understands what gathers parameters
+            return torch.compiler.disable(self._gathered_cost)(inputs, targets, batch, weights, n, step)
+        return self._gathered_cost(inputs, targets, batch, weights, n, step)
+
+    def _gathered_cost(self, *args: Any) -> Cost:
         with gathered(self):
-            return self._cost(None, inputs, targets, batch, weights, n, step).alone()
+            return self._cost(None, *args).alone()
 
     def cost_at_once(
         self,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -148,9 +150,8 @@ def _rank(folder: str, rank: int) -> None:
         sharded = _start(name)
         WAYS[case["way"]](sharded)
         of = {"sharded": _train(sharded, name, lambda step: data(step + 100 * rank))}
-        if case["net"] != "checkpointed, reentrant":  # which DistributedDataParallel does not take
-            parallel = DistributedDataParallel(_start(name))
-            of["parallel"] = _train(parallel, name, lambda step: data(step + 100 * rank))
+        parallel = DistributedDataParallel(_start(name))
+        of["parallel"] = _train(parallel, name, lambda step: data(step + 100 * rank))
         same = _start(name)
         WAYS[case["way"]](same)
         of["same"] = _train(same, name, data)
@@ -158,6 +159,8 @@ def _rank(folder: str, rank: int) -> None:
     torch.save(records, f"{folder}/{rank}")
     Path(folder, f"memory {rank}").write_text(json.dumps({way: _bytes(way) for way in WAYS}))
     torch.save(_kept(f"{folder}/model {rank}", rank), f"{folder}/kept {rank}")
+    used = {f"{use}, {way}": _use(use, way, rank) for use, way in itertools.product(USES, WAYS)}
+    torch.save(used, f"{folder}/used {rank}")
 
 
 def _bytes(way: str) -> list[int]:
@@ -178,6 +181,59 @@ def _bytes(way: str) -> list[int]:
     return counts
 
 
+def _in_place(module: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
+    cost = module(*batches[0])
+    cost /= 4
+    cost.backward()
+
+
+def _two_at_once(module: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
+    sum(module(*batch) for batch in batches).backward()
+
+
+def _accumulated(module: Any, batches: list[tuple[Tensor, Tensor]]) -> None:
+    if isinstance(module, DistributedDataParallel):
+        with module.no_sync():
+            module(*batches[0]).backward()
+    else:
+        module.set_requires_gradient_sync(False)
+        module(*batches[0]).backward()
+        module.set_requires_gradient_sync(True)
+    module(*batches[1]).backward()
+
+
+def _clipped(module: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
+    module(*batches[0]).backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+
+
+def _compiled(module: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
+    call = module if isinstance(module, DistributedDataParallel) else torch.compile(module, backend="aot_eager")
+    call(*batches[0]).backward()
+
+
+USES = {"in place": _in_place, "two at once": _two_at_once, "accumulated": _accumulated, "clipped": _clipped}
+USES |= {"compiled": _compiled, "vary together": _two_at_once}
+
+
+def _use(use: str, way: str, rank: int) -> list[list[Tensor]]:
+    """Gradients of a sharded objective, and of one in ``DistributedDataParallel``."""
+    gradients = []
+    for divide in (WAYS[way], None):
+        torch.manual_seed(4)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        family = bbb.LowRank(2) if use == "vary together" else bbb.Diagonal()
+        objective = FreeEnergy(bbb.Bayesian(net, bbb.Gaussian(0.5), family=family, centre="net", seed=0), n=40).double()
+        if divide is not None:
+            divide(objective)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="FSDP2-wrapped module")  # which returned a view
+            module = DistributedDataParallel(objective) if divide is None else objective
+            USES[use](module, [data(1 + 10 * rank), data(2 + 10 * rank)])
+        gradients.append([_whole(parameter.grad) for parameter in module.parameters()])
+    return gradients
+
+
 def _kept(path: str, rank: int) -> dict[str, Any]:
     """What a sharded model predicts and saves, and what one that is whole does."""
     found: dict[str, Any] = {}
@@ -196,10 +252,18 @@ def _kept(path: str, rank: int) -> dict[str, Any]:
         state = {name: _whole(tensor) for name, tensor in objective.state_dict().items()}
         found[str(way)] = {"predicted": predicted, "mean": mean, "report": [*report.encode()], "state": state}
         found[str(way)]["loaded"] = dict(loaded.state_dict())
-        cost = objective(x, data()[1]) if way is not None else None  # and goes on
-        if cost is not None:
+        if way is not None:
+            cost = objective(x, data()[1])  # it goes on
+            assert not cost.likelihood.requires_grad  # whose backward pass nobody would wait for
             cost.backward()
             assert all(p.grad is not None for p in objective.parameters()), rank
+            whole = StateDictOptions(full_state_dict=True)
+            found[way]["again"] = small_free_energy("local", "closed")
+            WAYS[way](found[way]["again"])
+            set_model_state_dict(found[way]["again"], get_model_state_dict(objective, options=whole), options=whole)
+            found[way]["again"] = {n: _whole(tensor) for n, tensor in found[way]["again"].state_dict().items()}
+        else:
+            found["None"]["again"] = {**state, "step": state["step"] + 1}
     return found
 
 
@@ -219,8 +283,6 @@ def ranks(folder: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", list(CASES))
 def test_sharded_ranks_are_ranks_in_parallel(case: str, ranks: list[dict[str, Any]]) -> None:
     """Costs, gradients and parameters of each step, where each rank has a batch of its own."""
-    if "parallel" not in ranks[0][case]:
-        pytest.skip("DistributedDataParallel does not take this network.")
     for rank in range(RANKS):
         torch.testing.assert_close(ranks[rank][case]["sharded"], ranks[rank][case]["parallel"])
 
@@ -250,6 +312,13 @@ def test_a_sharded_model_predicts_and_is_saved_as_a_whole_one(way: str, folder: 
     for rank in range(RANKS):
         kept = torch.load(f"{folder}/kept {rank}")
         torch.testing.assert_close(kept[way], kept["None"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("use", USES)
+def test_sharded_objectives_are_used_as_others(use: str, way: str, folder: str) -> None:
+    for rank in range(RANKS):
+        torch.testing.assert_close(*torch.load(f"{folder}/used {rank}")[f"{use}, {way}"])
 
 
 if __name__ == "__main__":
