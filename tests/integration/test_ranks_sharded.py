@@ -23,7 +23,7 @@ from small_runs import data, parts, small_free_energy
 
 pytestmark = pytest.mark.equivalence
 
-STEPS = 3
+STEPS = 2
 
 TIMEOUT = 180  # seconds: a rank that waits for one that died is ended
 
