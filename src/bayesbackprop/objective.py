@@ -13,7 +13,7 @@ before log P(y_b|x_b,w) and N is still the number of examples: F is then KL[q ||
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -224,7 +224,8 @@ class FreeEnergy(nn.Module):
         if type(self) is FreeEnergy or not is_divided(self):  # fully_shard changes the class of a module
             return self._cost(None, inputs, targets, batch, weights, n, step)
         if torch.compiler.is_compiling():  # no compiler understands what gathers parameters
-            return torch.compiler.disable(self._gathered_cost)(inputs, targets, batch, weights, n, step)
+            run: Callable[..., Cost] = torch.compiler.disable(self._gathered_cost)
+            return run(inputs, targets, batch, weights, n, step)
         return self._gathered_cost(inputs, targets, batch, weights, n, step)
 
     def _gathered_cost(self, *args: Any) -> Cost:
