@@ -24,8 +24,9 @@ from bayesbackprop.likelihoods import (
     StudentT,
 )
 from bayesbackprop.model import Bayesian
+from bayesbackprop.normalisation import update_batchnorm
 from bayesbackprop.objective import Cost, FreeEnergy
-from bayesbackprop.optim import Adam
+from bayesbackprop.optim import IVON, Adam
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
@@ -36,6 +37,7 @@ from bayesbackprop.training import Batches, distributed, fit
 from bayesbackprop.verdict import evaluate
 
 __all__ = [
+    "IVON",
     "Adam",
     "Batches",
     "Bayesian",
@@ -85,4 +87,5 @@ __all__ = [
     "save_sparse",
     "sparse",
     "unsharded",
+    "update_batchnorm",
 ]

@@ -1,8 +1,8 @@
 """One safetensors file for a model: mu, rho, buffers and metadata. Loading never runs code from the file."""
 
 import os
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, check_whole, invalid, tensor_shape
 from bayesbackprop._files import OpenFile, check_same, reading, writing
+from bayesbackprop._meta import is_meta, materialise
 from bayesbackprop.families import AnyFamily, Diagonal
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
@@ -38,6 +39,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
             if entry.prior is not None
         },
         "families": [{"names": names, **families.describe(family)} for names, family in model.families],
+        **({} if model.output is None else {"picks_output": True}),
     }
     with writing(path, "model", contents) as put, lock(model.net):
         tensors = _tensors(model)
@@ -51,19 +53,22 @@ def load(
     *,
     likelihood: Likelihood | None = None,
     prior: Prior | Mapping[str, Prior] | None = None,
+    output: Callable[[Any], Any] | None = None,
 ) -> Bayesian:
     """The model in the file at ``path``, on ``net``, a module of the same architecture, which receives its means.
 
     Args:
         path: A file that :func:`save` wrote.
-        net: The network. It is changed only after the whole file has been checked against it.
+        net: The network. It is changed only after the whole file has been checked against it. One on the meta device
+            gets its memory then, on torch's default device, so that its weights exist only once.
         likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
         prior: Needed where the model had a prior of the user's own.
+        output: Needed where the model picked what its likelihood takes by a function, ``Bayesian(..., output=...)``.
     """
     if not isinstance(net, nn.Module):
         raise invalid("net", "load", "a torch.nn.Module", net)
     with reading(path, "model", "load") as file:
-        return _model(path, file, net, likelihood, prior)
+        return _model(path, file, net, likelihood, prior, output)
 
 
 def _model(
@@ -72,6 +77,7 @@ def _model(
     net: nn.Module,
     likelihood: Likelihood | None,
     prior: Prior | Mapping[str, Prior] | None,
+    output: Callable[[Any], Any] | None,
 ) -> Bayesian:
     """What :func:`load` returns."""
     with file.understanding():
@@ -96,6 +102,9 @@ def _model(
                     parameter.data = parameter.data.to(stored.dtype)
     if likelihood is None:
         raise invalid("likelihood", "load", "given, since the file has one of your own, which it cannot hold", None)
+    if output is None and file.contents.get("picks_output"):
+        constraint = "given, as it was to Bayesian (such as lambda o: o.logits), since a file cannot hold it"
+        raise invalid("output", "load", constraint, None)
     if prior is None:
         prior = {name: value for name, value in known.items() if value is not None}
         if own := sorted(known.keys() - prior.keys()):
@@ -115,6 +124,7 @@ def _model(
         select=lambda name, _: name in known,
         normalisation=True,
         centre="net" if centred else None,
+        output=output,
         seed=seed,
     )
     targets = _tensors(model)
@@ -127,8 +137,16 @@ def _model(
         if given.shape != target.shape or given.dtype != target.dtype:
             constraint = f"a file whose '{name}' is {tensor_shape(target)}, as in the network"
             raise invalid("path", "load", constraint, Described(f"{tensor_shape(given)} in {path}"))
+    if is_meta(net):
+        left = sorted(name for name, buffer in net.named_buffers() if buffer.is_meta and f"net.{name}" not in targets)
+        if left:
+            constraint = f"one with values in the buffers that no file holds, {left} (made outside of torch.device)"
+            raise invalid("net", "load", constraint, Described("one with all of them on the meta device"))
     with file.understanding():
         file.check_finite("load", dict(model.named_buffers()))
+        if is_meta(model):
+            materialise(model)
+            model.seed, targets = seed, _tensors(model)
         file.copy_to(targets)
     return model
 

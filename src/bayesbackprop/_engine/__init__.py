@@ -9,6 +9,7 @@ from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
 from bayesbackprop._engine.sharding import divided, gathered, is_called, is_divided, unsharded
+from bayesbackprop._engine.statistics import normalising, unmoved
 from bayesbackprop._engine.substitution import Slots, call_with, evaluating, lock, over_draws, substituting
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "is_divided",
     "kind_of",
     "lock",
+    "normalising",
     "over_draws",
     "plain_kernels",
     "substituting",
+    "unmoved",
     "unsharded",
 ]
