@@ -4,7 +4,7 @@ Wrap any module, train it on the variational free energy, and ask for a predicti
 """
 
 from bayesbackprop import callbacks, pruning
-from bayesbackprop._engine import Draw, plain_kernels
+from bayesbackprop._engine import Draw, plain_kernels, unsharded
 from bayesbackprop._version import __version__
 from bayesbackprop.calibration import calibrate_temperature, conformal_intervals
 from bayesbackprop.comparison import compare
@@ -86,5 +86,6 @@ __all__ = [
     "save",
     "save_sparse",
     "sparse",
+    "unsharded",
     "update_batchnorm",
 ]

@@ -193,34 +193,35 @@ def check_weights(owner: str, weights: Any, examples: int) -> None:
 
 def check_whole(parameter: str, owner: str, module: nn.Module) -> None:
     """Refuse a module of which each rank holds a part alone: the parts of a DTensor would be taken for the whole."""
-    # Who has sharded a module has imported these.
-    tensors, fsdp = (sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "fsdp"))
-    kinds = tuple(kind for kind in (getattr(tensors, "DTensor", None), getattr(fsdp, "FSDPModule", None)) if kind)
-    for name, value in (*module.named_modules(), *module.named_parameters()):
-        if isinstance(value, kinds):
-            constraint = "whole on each rank (fully_shard is not supported: use DistributedDataParallel)"
-            raise invalid(parameter, owner, constraint, Described(f"one of which '{name}' is sharded"))
+    kind: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())  # who has divided has imported it
+    for name, value in module.named_parameters():
+        if isinstance(value, kind):
+            constraint = (
+                "whole on each rank (what fully_shard has divided is whole in calls of a FreeEnergy that it has "
+                "divided too, and inside `with bayesbackprop.unsharded(free_energy):`)"
+            )
+            raise invalid(parameter, owner, constraint, Described(f"one with a part of '{name}'"))
 
 
-def is_on_the_stack(found: Callable[[CodeType], bool], up_to: CodeType | None = None) -> bool:
-    """Whether a function for whose code ``found`` is true has called the caller, inside that of ``up_to`` if given."""
+def is_on_the_stack(found: Callable[[CodeType], bool]) -> bool:
+    """Whether a function for whose code ``found`` is true has called the caller."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not up_to:
+    while frame is not None:
         if found(frame.f_code):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
-def is_checkpointed(up_to: CodeType | None = None) -> bool:
-    """Whether activation checkpointing runs the caller, inside ``up_to``, and will run it again to go back.
+def is_checkpointed() -> bool:
+    """Whether activation checkpointing runs the caller, and will run it again to go back.
 
     Checkpointing runs a function without gradients or under hooks for saved tensors. So may others: its file on the
     stack tells.
     """
     if torch.is_grad_enabled() and _top_hooks is not None and _top_hooks(True) is None:
         return False
-    return is_on_the_stack(lambda code: code.co_filename == _CHECKPOINT, up_to)
+    return is_on_the_stack(lambda code: code.co_filename == _CHECKPOINT)
 
 
 @contextmanager

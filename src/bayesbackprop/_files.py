@@ -315,10 +315,11 @@ def _put(stream: BinaryIO, text: str, tensors: Mapping[str, Tensor]) -> None:
     """
     header, places = _layout(tensors, _sealed(text, {}, lambda _: ()))
 
-    def write(name: str) -> Iterator[bytes]:
+    def write(name: str) -> Iterator[memoryview]:
         stream.seek(start + places[name])
         for piece in tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).split(_PIECE):
-            content = piece.cpu().numpy().tobytes()
+            # Not numpy's view of the tensor itself, whose memory torch could never free by itself again.
+            content: memoryview = piece.to("cpu", copy=True).numpy().data
             stream.write(content)
             yield content
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesbackprop._batches import Data, call_arguments
 from bayesbackprop._decay import watch
-from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, kind_of, lock
+from bayesbackprop._engine import Draw, Engine, Estimator, divided, evaluating, kind_of, lock
 from bayesbackprop._errors import (
     INT64,
     Described,
@@ -83,6 +83,7 @@ class Bayesian(nn.Module):
     """
 
     _seed: Tensor
+    is_divided = False  # whether fully_shard has divided parts of it
 
     def __init__(
         self,
@@ -364,6 +365,7 @@ class Bayesian(nn.Module):
     ) -> Engine:
         if not torch.compiler.is_compiling():
             check_whole("net", "Bayesian", self)
+            self.is_divided = bool(divided(self))
             if self._sigmas and is_meta(self):
                 constraint = "in memory: to_empty(device=...) first, and then load its weights (or load(path, net))"
                 raise invalid("net", "Bayesian", constraint, Described("one on the meta device"))
@@ -468,6 +470,9 @@ def _check_net(net: object) -> None:
     if not isinstance(net, nn.Module):
         raise invalid("net", "Bayesian", "a torch.nn.Module", net)
     check_whole("net", "Bayesian", net)
+    if divided(net):
+        constraint = "wrapped before it is divided: fully_shard(free_energy) comes last"
+        raise invalid("net", "Bayesian", constraint, Described("one that fully_shard has divided"))
     if any(isinstance(module, Bayesian) for module in net.modules()):
         raise invalid("net", "Bayesian", "a network that has not been wrapped yet", Described("a Bayesian inside it"))
     for name, parameter in net.named_parameters():

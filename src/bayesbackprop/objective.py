@@ -13,7 +13,7 @@ before log P(y_b|x_b,w) and N is still the number of examples: F is then KL[q ||
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from numbers import Integral
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayesbackprop._batches import arguments, check_arguments
-from bayesbackprop._engine import Taker, costs, unmoved
+from bayesbackprop._engine import Taker, costs, gathered, is_called, is_divided, unmoved
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -35,7 +35,6 @@ from bayesbackprop._errors import (
     check_not_negative,
     check_type,
     check_weights,
-    check_whole,
     invalid,
     is_checkpointed,
     is_on_the_stack,
@@ -88,6 +87,19 @@ class Cost(Tensor):
         cost.likelihood, cost.complexity, cost._weight = likelihood, complexity, complexity_weight
         return cost
 
+    def alone(self) -> "Cost":
+        """The same cost as no view of another tensor, and with parts that have no gradients.
+
+        For ``fully_shard``, which waits for the backward pass of the tensor that a module returns, and of no other.
+        """
+        cost: Cost = _Alone.apply(self)  # type: ignore[no-untyped-call]
+        cost.likelihood, cost.complexity, cost._weight = (
+            self.likelihood.detach(),
+            self.complexity.detach(),
+            self._weight,
+        )
+        return cost
+
     @property
     def total(self) -> Tensor:
         """What is minimised: the cost itself."""
@@ -111,6 +123,17 @@ class Cost(Tensor):
         parts = {name: getattr(self, name).item() for name in ("total", "likelihood", "complexity")}
         shown = ", ".join(f"{name}={value:.6g}" for name, value in parts.items())
         return f"Cost({shown}, weight={float(self.complexity_weight):.3g})"
+
+
+class _Alone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, cost: Tensor) -> Tensor:  # noqa: ARG004
+        alone: Tensor = Tensor._make_subclass(Cost, cost.clone())
+        return alone
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient
 
 
 class FreeEnergy(nn.Module):
@@ -204,7 +227,16 @@ class FreeEnergy(nn.Module):
             n: The number of examples in the whole training set, where it is not always the same, as in a stream.
             step: The number of this step, from 1; None for the one after the last.
         """
-        return self._cost(None, inputs, targets, batch, weights, n, step)
+        if type(self) is FreeEnergy or not is_divided(self):  # fully_shard changes the class of a module
+            return self._cost(None, inputs, targets, batch, weights, n, step)
+        if torch.compiler.is_compiling():  # no compiler understands what gathers parameters
+            run: Callable[..., Cost] = torch.compiler.disable(self._gathered_cost)
+            return run(inputs, targets, batch, weights, n, step)
+        return self._gathered_cost(inputs, targets, batch, weights, n, step)
+
+    def _gathered_cost(self, *args: Any) -> Cost:
+        with gathered(self):
+            return self._cost(None, *args).alone()
 
     def cost_at_once(
         self,
@@ -260,6 +292,9 @@ class FreeEnergy(nn.Module):
         closed = self.complexity == "closed"
         # (2), averaged over the draws.
         draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
+        if advances and model.is_divided and type(self) is FreeEnergy:
+            constraint = "divided together with the objective: fully_shard(free_energy), after its parts"
+            raise invalid("model", _OWNER, constraint, Described("one of which parts are divided alone"))
         with nullcontext() if advances else unmoved(draws[0].engine.normalising):
             cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight, takes), weight)
         _check_parts(cost)
@@ -269,15 +304,18 @@ class FreeEnergy(nn.Module):
 
     def _check_averaged(self, ranks: int) -> None:
         """Refuse a step of one of several ranks whose gradients nobody averages."""
-        if type(self) is not FreeEnergy:  # fully_shard changes the class of a module
-            check_whole("model", _OWNER, self)
-        if ranks == 1 or self.own_averaging:
+        own = type(self) is not FreeEnergy and is_divided(self)
+        if own and not is_called(self):
+            constraint = "called as a module that fully_shard has divided, free_energy(inputs, targets)"
+            raise invalid("model", _OWNER, constraint, Described("another way, on which nobody averages gradients"))
+        if ranks == 1 or self.own_averaging or own:
             return
         # A frame runs the code of the method that was called, whoever wraps this module.
         if is_on_the_stack(lambda code: code is DistributedDataParallel.forward.__code__):
             return
         constraint = f"True where {ranks} ranks train outside of DistributedDataParallel, each with its own gradients"
-        raise invalid("own_averaging", _OWNER, f"{constraint} (wrap the objective in it, or average them)", False)
+        advice = "wrap the objective in it, divide it by fully_shard, or average them"
+        raise invalid("own_averaging", _OWNER, f"{constraint} ({advice})", False)
 
     @property
     def weighs_minibatches(self) -> bool:

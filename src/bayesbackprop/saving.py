@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bayesbackprop import families, likelihoods, priors
 from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
-from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_count, check_whole, invalid, tensor_shape
 from bayesbackprop._files import OpenFile, check_same, reading, writing
 from bayesbackprop._meta import is_meta, materialise
 from bayesbackprop.families import AnyFamily, Diagonal
@@ -26,6 +26,7 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
+    check_whole("model", "save", model)
     names = _layer_names(model.net)
     contents = {
         "seed": model.seed,
@@ -152,9 +153,12 @@ def _model(
 
 def _tensors(model: Bayesian) -> dict[str, Tensor]:
     """All that a file holds, each tensor once however many names it has, by its name in ``model``."""
-    saved = set(model.state_dict()) - {"_seed"}  # leaves out buffers that are not persistent; the seed is metadata
+    # Not by state_dict(), in which hooks may give other names and tensors (of modules that are sharded, say).
+    left_out = {"_seed"}  # which is metadata
+    for path, module in model.named_modules():
+        left_out |= {f"{path}.{name}" if path else name for name in module._non_persistent_buffers_set}
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor for name, tensor in tensors.items() if name in saved}
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
 
 
 def _layer_names(net: nn.Module) -> list[str] | None:

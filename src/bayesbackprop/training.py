@@ -34,6 +34,7 @@ from bayesbackprop._errors import (
     check_seed,
     check_type,
     check_weights,
+    check_whole,
     invalid,
     is_list,
     tensors_of,
@@ -355,6 +356,7 @@ def _objective(
         raise invalid("model", "fit", "a Bayesian, or a module whose call gives a cost", model)
     if not model.training:
         raise invalid("model", "fit", "in training mode: call its train()", Described("one in evaluation mode"))
+    check_whole("model", "fit", model)
     sampler: Any = getattr(batches, "sampler", None)
     _, ranks = rank_of_ranks()
     if (

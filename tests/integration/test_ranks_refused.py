@@ -1,6 +1,7 @@
-"""What several processes cannot do right yet is refused at once: gradients that nobody averages, sharded weights."""
+"""What several processes cannot do right is refused at once: gradients that nobody averages, parts of weights."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,46 @@ class Outer(nn.Module):
         return 2 * self.objective(x, y)
 
 
-def _sharded(shard: Callable[[bbb.FreeEnergy], nn.Module]) -> None:
+class Lightning(nn.Module):
+    """As Lightning has it: the objective is a part, and ``forward`` of the whole is for something else."""
+
+    def __init__(self, objective: nn.Module) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.objective.model(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return self.objective(*batch)
+
+
+def _lightning_step(wrapped: bool) -> None:
+    """What wraps a module in DistributedDataParallel calls its step in the place of ``forward``, or beside it."""
+    module = Lightning(_objective())
+    parallel = DistributedDataParallel(module)
+    if wrapped:
+        module.forward = module.training_step  # type: ignore[method-assign]
+        parallel((X, Y)).backward()
+    else:
+        module.training_step((X, Y)).backward()
+
+
+def _accelerated(prepared: Callable[[bbb.FreeEnergy], nn.Module]) -> None:
+    """As Accelerate has it: what is prepared is wrapped, and its ``forward`` exchanged for one that casts."""
+    objective = _objective()
+    module = prepared(objective)
+    forward = module.forward
+    module.forward = lambda *args: forward(*args)  # type: ignore[method-assign]
+    parallel = DistributedDataParallel(module)
+    (parallel if module is objective else objective)(X, Y).backward()
+
+
+def _sharded(shard: Callable[[bbb.FreeEnergy], nn.Module]) -> bbb.FreeEnergy:
     objective = _objective(own_averaging=True)
     objective(X, Y)  # it has been found before where the parameters are
     shard(objective)
-    objective(X, Y).backward()
+    return objective
 
 
 def _fully_shard(module: nn.Module) -> nn.Module:
@@ -56,10 +92,50 @@ def _fully_shard(module: nn.Module) -> nn.Module:
     return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
-def _wrap_sharded() -> None:
+def _wrap_sharded(gathered: bool) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     _fully_shard(net[0])
+    if gathered:
+        net[0].unshard()
     bbb.Bayesian(net, bbb.Gaussian(0.5))
+
+
+def _all_sharded(use: Callable[[bbb.FreeEnergy], Any]) -> Any:
+    """After a step, which leaves an engine behind that knows whole parameters."""
+    objective = _objective()
+    _fully_shard(objective.model.net[0])
+    _fully_shard(objective)
+    objective(X, Y).backward()
+    return use(objective)
+
+
+def _gathered_by_hand() -> None:
+    objective = _sharded(lambda objective: _fully_shard(objective.model.net[0]))
+    objective.model.net[0].unshard()
+    objective(X, Y).backward()
+
+
+def _outer_sharded(also_the_objective: bool) -> None:
+    objective = _objective()
+    outer = Outer(objective)
+    if also_the_objective:
+        _fully_shard(objective)
+    _fully_shard(outer)
+    outer(X, Y).backward()
+    if also_the_objective:
+        assert all(parameter.grad is not None for parameter in outer.parameters())
+
+
+def _train_gathered(objective: bbb.FreeEnergy) -> None:
+    with bbb.unsharded(objective), torch.enable_grad():
+        objective(X, Y).backward()
+
+
+def _goes_on_after_a_bad_batch(objective: bbb.FreeEnergy) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        objective(X / 0, Y)
+    assert all(hasattr(parameter, "to_local") for parameter in objective.parameters())
+    objective(X, Y).backward()
 
 
 def _evaluate() -> None:
@@ -87,16 +163,79 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an evaluation": (_evaluate, ""),
     "an agent": (_learn, ""),
-    "a sharded objective": (lambda: _sharded(_fully_shard), "The 'model' parameter of FreeEnergy must be whole"),
+    "a step of Lightning": (lambda: _lightning_step(wrapped=True), ""),
+    "a step beside that of Lightning": (
+        lambda: _lightning_step(wrapped=False),
+        "The 'own_averaging' parameter of FreeEnergy must be True",
+    ),
+    "one that Accelerate has prepared": (lambda: _accelerated(lambda objective: objective), ""),
+    "one of which Accelerate has prepared the network": (
+        lambda: _accelerated(lambda objective: objective.model.net),
+        "The 'own_averaging' parameter of FreeEnergy must be True",
+    ),
+    "a sharded objective": (lambda: _sharded(_fully_shard)(X, Y).backward(), ""),
     "a sharded network": (
-        lambda: _sharded(lambda objective: _fully_shard(objective.model.net)),
+        lambda: _sharded(lambda objective: _fully_shard(objective.model.net))(X, Y),
+        "The 'net' parameter of Bayesian must be whole on each rank",
+    ),
+    "a sharded model": (
+        lambda: _sharded(lambda objective: _fully_shard(objective.model))(X, Y),
         "The 'net' parameter of Bayesian must be whole on each rank",
     ),
     "a sharded layer": (
-        lambda: _sharded(lambda objective: _fully_shard(objective.model.net[0])),
+        lambda: _sharded(lambda objective: _fully_shard(objective.model.net[0]))(X, Y),
         "The 'net' parameter of Bayesian must be whole on each rank",
     ),
-    "a network sharded before it is wrapped": (_wrap_sharded, "The 'net' parameter of Bayesian must be whole"),
+    "a sharded layer that is whole for now": (
+        _gathered_by_hand,
+        "The 'model' parameter of FreeEnergy must be divided together with the objective",
+    ),
+    "a module that is sharded around an objective": (
+        lambda: _outer_sharded(also_the_objective=False),
+        "The 'own_averaging' parameter of FreeEnergy must be True",
+    ),
+    "a module that is sharded with an objective": (lambda: _outer_sharded(also_the_objective=True), ""),
+    "a network sharded before it is wrapped": (
+        lambda: _wrap_sharded(gathered=False),
+        "The 'net' parameter of Bayesian must be whole",
+    ),
+    "one that is whole for now": (
+        lambda: _wrap_sharded(gathered=True),
+        "The 'net' parameter of Bayesian must be wrapped before it is divided",
+    ),
+    "forward alone of a sharded objective": (
+        lambda: _all_sharded(lambda objective: objective.forward(X, Y)),
+        "The 'model' parameter of FreeEnergy must be called as a module",
+    ),
+    "training of gathered parameters": (
+        lambda: _all_sharded(_train_gathered),
+        "The 'model' parameter of FreeEnergy must be called as a module",
+    ),
+    "a prediction of a sharded model": (
+        lambda: _all_sharded(lambda objective: objective.model.predict(X)),
+        "The 'net' parameter of Bayesian must be whole on each rank",
+    ),
+    "a draw of a sharded model": (
+        lambda: _all_sharded(lambda objective: objective.model.draw()(X)),
+        "The 'net' parameter of Bayesian must be whole on each rank",
+    ),
+    "saving a sharded model": (
+        lambda: _all_sharded(lambda objective: bbb.save(objective.model, os.devnull)),
+        "The 'model' parameter of save must be whole on each rank",
+    ),
+    "fitting a sharded objective": (
+        lambda: _all_sharded(lambda objective: bbb.fit(objective, [(X, Y)], epochs=1)),
+        "The 'model' parameter of fit must be whole on each rank",
+    ),
+    "fitting a sharded model": (
+        lambda: _all_sharded(lambda objective: bbb.fit(objective.model, [(X, Y)], epochs=1, n=4)),
+        "The 'model' parameter of fit must be whole on each rank",
+    ),
+    "minimising a sharded objective": (
+        lambda: _all_sharded(lambda objective: bbb.Adam(objective.parameters()).minimise(objective, X, Y)),
+        "",
+    ),
+    "a bad batch for a sharded objective": (lambda: _all_sharded(_goes_on_after_a_bad_batch), ""),
 }
 
 

@@ -8,6 +8,7 @@ from bayesbackprop._engine.executors import Draw, Engine, costs
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
+from bayesbackprop._engine.sharding import divided, gathered, is_called, is_divided, unsharded
 from bayesbackprop._engine.statistics import normalising, unmoved
 from bayesbackprop._engine.substitution import Slots, call_with, evaluating, lock, over_draws, substituting
 
@@ -20,8 +21,12 @@ __all__ = [
     "Taker",
     "call_with",
     "costs",
+    "divided",
     "draws",
     "evaluating",
+    "gathered",
+    "is_called",
+    "is_divided",
     "kind_of",
     "lock",
     "normalising",
@@ -29,4 +34,5 @@ __all__ = [
     "plain_kernels",
     "substituting",
     "unmoved",
+    "unsharded",
 ]

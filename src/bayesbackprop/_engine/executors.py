@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesbackprop import complexity
 from bayesbackprop._engine import ops
+from bayesbackprop._engine.checkpointing import repeating
 from bayesbackprop._engine.cpu import Taker
 from bayesbackprop._engine.joint import Moments as JointMoments
 from bayesbackprop._engine.joint import kind_of
@@ -158,7 +159,11 @@ class Draw:
     """
 
     def __init__(
-        self, engine: Engine, key: Key, closed: bool = False, moments: Mapping[str, Moments] | None = None
+        self,
+        engine: Engine,
+        key: Key,
+        closed: bool = False,
+        moments: Mapping[str, Moments | WeightPosterior] | None = None,
     ) -> None:
         self.key = key
         self.moments = moments or {}
@@ -206,6 +211,22 @@ class Draw:
         """Take the complexity that was found when the weights were drawn."""
         if self._complexity is None and self.complexity_inside:
             self._complexity = complexity
+
+    def tensors(self) -> list[Tensor]:
+        """What the network's output at this draw is differentiated by: all weights, and mu and rho where rules are."""
+        of_rules = (self.engine.parameters.by_name[name].q for name in self.engine.rules)
+        with torch._C.DisableTorchFunction():  # the rules, which would take the means for weights; no public name
+            _ = self.weights
+        return [*self.weights.values(), *(tensor for q in of_rules for tensor in q)]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "Draw":
+        """The same draw with these in the place of its :meth:`tensors`."""
+        names, given = list(self.engine.parameters.by_name), iter(tensors)
+        weights = dict(zip(names, given, strict=False))
+        moments = {name: WeightPosterior(next(given), next(given)) for name in self.engine.rules}
+        draw = Draw(self.engine, self.key, self.closed, moments)
+        draw._weights = weights
+        return draw
 
     @property
     def complexity_inside(self) -> bool:
@@ -306,10 +327,18 @@ class AnyModule(Executor):
         self._engine = engine
 
     def forward(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._engine.pick(self._run(draw, args, kwargs))
+
+    def _run(self, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any], part: Any = None) -> Any:
+        """The output at ``draw`` of the network, or of a part of it that is computed a second time."""
         shared = self._engine.shared
         weights = [draw.weights[name] for name in shared.names] if shared.names else []
-        with self._rules(draw):
-            return self._engine.pick(call_with(shared, weights, args, kwargs))
+
+        def again(tensors: Sequence[Tensor], part: Any, args: tuple[Any, ...]) -> Any:
+            return self._run(draw.with_tensors(tensors), args, {}, part)
+
+        with self._rules(draw), nullcontext() if torch.compiler.is_compiling() else repeating(draw.tensors, again):
+            return call_with(shared, weights, args, kwargs, part)
 
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine

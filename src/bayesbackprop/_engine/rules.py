@@ -18,6 +18,7 @@ A weight that is used in any other way (transposed by hand, inside a fused atten
 ``shared``: no use of a Bayesian weight ever sees the mean by accident.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -25,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from bayesbackprop._engine import cpu, ops
-from bayesbackprop._engine.checkpointing import refuse_checkpointing
 from bayesbackprop._engine.parameters import Parameters
 from bayesbackprop.noise import Role, stream
 from bayesbackprop.posterior import Moments, WeightPosterior
@@ -84,6 +85,10 @@ def has_rule(module: nn.Module) -> bool:
     return any(isinstance(module, layer) and type(module).forward is layer.forward for layer in _LAYERS)
 
 
+# The keywords of torch.utils.checkpoint itself; others are those of the function that it calls.
+_CHECKPOINT_OPTIONS = (*inspect.signature(checkpoint).parameters, "preserve_rng_state")
+
+
 class Site(NamedTuple):
     """A parameter that has a rule: its number among all, its posterior or the moments of it, and the rule."""
 
@@ -121,6 +126,9 @@ class Rules(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func is checkpoint:  # a compiler alone asks, and would compile the part without the rules
+            with self:
+                return args[0](*args[1:], **{name: kwargs[name] for name in kwargs if name not in _CHECKPOINT_OPTIONS})
         operation = OPERATIONS.get(func)
         if operation is not None:
             named = dict(zip(operation.arguments, args, strict=False))
@@ -173,13 +181,16 @@ class Rules(TorchFunctionMode):
 
     def _deviation(self, site: Site) -> Tensor:
         """w - mu = sigma * eps, as ``shared`` draws it."""
-        return self._draw.weights[site.name] - site.q.mean
+        return self._weight(site) - site.q.mean
+
+    def _weight(self, site: Site) -> Tensor:
+        if self._draw.has_weights:
+            return self._draw.weights[site.name]
+        with torch.set_grad_enabled(self._trains):  # who asks first may be a part that runs without gradients
+            return self._draw.weights[site.name]
 
     def _site(self, value: Any) -> Site | None:
-        site = self._sites.get(value) if isinstance(value, Tensor) else None
-        if site is not None and self._trains and not torch.compiler.is_compiling():
-            refuse_checkpointing()
-        return site
+        return self._sites.get(value) if isinstance(value, Tensor) else None
 
     def _drawn(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -189,7 +200,7 @@ class Rules(TorchFunctionMode):
         if isinstance(value, dict):
             return {name: self._drawn(item) for name, item in value.items()}
         site = self._site(value)
-        return value if site is None else self._draw.weights[site.name]
+        return value if site is None else self._weight(site)
 
 
 def _sign_shape(x: Tensor, channel: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bayesbackprop._engine import checkpointing, cpu
+from bayesbackprop._engine import cpu
+from bayesbackprop._engine.sharding import at_rest, divided
 from bayesbackprop._trees import Outputs
 
 _shape = attrgetter("shape")
@@ -61,6 +62,7 @@ class Slots:
                     if number is not None:
                         self.each.append(Slot(f"{path}.{name}" if path else name, module, name, number))
                         self._seen.append((values, name, value))
+        self.divided = divided(root)
         self.needs: dict[Hashable, Needs] = {}  # of calls that were made, by the kinds of their arguments
         # The same by module; a module is listed once however many names it has.
         self.by_module: dict[nn.Module, list[Slot]] = {}
@@ -83,8 +85,16 @@ class Slots:
 # --- a network with other weights ------------------------------------------------------------------------------------
 
 
-def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_with(
+    slots: Slots,
+    weights: Sequence[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    part: Callable[..., Any] | None = None,
+) -> Any:
     """``root(*args, **kwargs)`` with ``weights`` in ``slots``, for this thread alone: others see the means as ever.
+
+    ``part`` is what runs instead of ``root``, if it is not the whole.
 
     ``torch.func.functional_call`` changes the network for all threads, and for a small one costs as much as the forward
     pass.
@@ -92,26 +102,29 @@ def call_with(slots: Slots, weights: Sequence[Tensor], args: tuple[Any, ...], kw
     if torch.compiler.is_compiling():
         named = {slot.path: weights[slot.number] for slot in slots.each}
         return functional_call(slots.root, named, args, kwargs, tie_weights=False)
-    with substituting(slots) as call:
+    with substituting(slots, part) as call:
         return call(weights, args, kwargs)
 
 
 @contextmanager
-def substituting(slots: Slots) -> Iterator[Callable[[Sequence[Tensor], tuple[Any, ...], dict[str, Any]], Any]]:
+def substituting(
+    slots: Slots, part: Callable[..., Any] | None = None
+) -> Iterator[Callable[[Sequence[Tensor], tuple[Any, ...], dict[str, Any]], Any]]:
     """Within it, :func:`call_with` for many calls: to make place for weights takes longer than to put them there."""
     net = slots.root
+    run = net if part is None else part
     places: list[tuple[_Place, list[Slot]]] = []
 
     def call(weights: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             for place, own in places:
                 place.fill({slot.name: weights[slot.number] for slot in own})
-            return checkpointing.call(net, args, kwargs)
+            return run(*args, **kwargs)
         finally:
             for place, _ in places:
                 place.fill(place.means)  # so that the memory of the others can be used again
 
-    with lock(net):
+    with lock(net), at_rest(slots.divided) if slots.divided else nullcontext():
         try:
             for module, own in slots.by_module.items():
                 places.append((_Parameters.enter(module), own))
@@ -122,12 +135,11 @@ def substituting(slots: Slots) -> Iterator[Callable[[Sequence[Tensor], tuple[Any
 
 
 class _Place(NamedTuple):
-    """What one thread sees as the parameters of a module, and whether gradients were wanted when it began."""
+    """What one thread sees as the parameters of a module."""
 
     module: nn.Module
     means: dict[str, Any]
     seen: dict[str, Any]
-    trains: bool
 
     def fill(self, weights: Mapping[str, Any]) -> None:
         """From now on it is these."""
@@ -164,7 +176,7 @@ class _Parameters(dict[str, Any]):
                 view = vars(module)["_parameters"] = cls(module)
                 for name in view._second:
                     del vars(module)[name]  # so that it is looked up here
-            place = _Place(module, view._own, {**view._own, **view._second}, torch.is_grad_enabled())
+            place = _Place(module, view._own, {**view._own, **view._second})
             view._drawn.setdefault(threading.get_ident(), []).append(place)
             return place
 
@@ -184,8 +196,6 @@ class _Parameters(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         calls = self._drawn.get(threading.get_ident())
         if calls:
-            if calls[-1].trains:
-                checkpointing.refuse_checkpointing()
             return calls[-1].seen[name]
         return self._own[name] if name in self._own else self._second[name]
 
