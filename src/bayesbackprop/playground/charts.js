@@ -66,7 +66,7 @@ function lines(svg, xs, columns, kinds, low = Infinity) {
   const space = (most - least) * .05;
   const f = frame(svg, [0, Math.max(1, xs.at(-1) ?? 1), least - (low === least ? 0 : space), most + space], [6, 10, 22, 48]);
   axes(f);
-  const ceiling = value => Math.min(value, most + 3 * space);
+  const ceiling = value => Math.min(value, most + 2 * space);
   columns.forEach((column, i) => curve(f, xs, column.map(ceiling), kinds[i]));
   return f;
 }
@@ -88,16 +88,23 @@ function mark(f, x, y, label) {
   else draw(f.svg, "path", {d: `M${px} ${py - 6.5}l6.2 11h-12.4z`, class: kind});
 }
 
-// The lines between neighbours of a map that have different classes.
-function borders(f, size, labels) {
-  const [x0, x1, y0, y1] = f.range, half = (x1 - x0) / (size - 1) / 2, step = 2 * half;
+// The borders between classes, by the class at each place and its lead over the second. In each cell of the grid they cross
+// those edges whose ends differ, where both leads would be 0, and meet in the middle of where they cross.
+function borders(f, size, classes, leads) {
+  const [x0, x1, y0, y1] = f.range, wide = (x1 - x0) / (size - 1), high = (y1 - y0) / (size - 1);
+  const place = (x, y) => `${f.x(x0 + x * wide).toFixed(1)} ${f.y(y0 + y * high).toFixed(1)}`;
   let d = "";
-  for (let row = 0; row < size; row++) for (let column = 0; column < size; column++) {
-    const here = labels[row * size + column], x = x0 + column * step, y = y0 + row * step;
-    if (column + 1 < size && labels[row * size + column + 1] !== here)
-      d += `M${f.x(x + half).toFixed(1)} ${f.y(y - half).toFixed(1)}L${f.x(x + half).toFixed(1)} ${f.y(y + half).toFixed(1)}`;
-    if (row + 1 < size && labels[(row + 1) * size + column] !== here)
-      d += `M${f.x(x - half).toFixed(1)} ${f.y(y + half).toFixed(1)}L${f.x(x + half).toFixed(1)} ${f.y(y + half).toFixed(1)}`;
+  for (let row = 0; row + 1 < size; row++) for (let column = 0; column + 1 < size; column++) {
+    const corners = [[0, 0], [1, 0], [1, 1], [0, 1]], found = [];
+    corners.forEach(([ax, ay], i) => {
+      const [bx, by] = corners[(i + 1) % 4], a = (row + ay) * size + column + ax, b = (row + by) * size + column + bx;
+      if (classes[a] === classes[b]) return;
+      const part = (leads[a] + .5) / (leads[a] + leads[b] + 1);
+      found.push([column + ax + part * (bx - ax), row + ay + part * (by - ay)]);
+    });
+    const middle = found.reduce(([x, y], each) => [x + each[0] / found.length, y + each[1] / found.length], [0, 0]);
+    if (found.length === 2) d += `M${place(...found[0])}L${place(...found[1])}`;
+    else for (const each of found) d += `M${place(...each)}L${place(...middle)}`;
   }
   return draw(f.svg, "path", {d, class: "curve thin s-ink"});
 }

@@ -11,6 +11,7 @@ import uvicorn
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._signals import TerminatedError
 from bayesbackprop.playground.app import make_app
+from bayesbackprop.playground.sessions import warm_up
 from bayesbackprop.serving.app import prepare_process
 from bayesbackprop.serving.command import LOCAL
 
@@ -36,6 +37,7 @@ def play(host: str = "127.0.0.1", port: int = 8008, *, opens: bool = True, annou
     address = f"http://{f'[{host}]' if is_v6 else host}:{port}"
     with place, suppress(KeyboardInterrupt, TerminatedError):
         prepare_process()
+        warm_up()
         app = make_app(local=host in LOCAL)
         options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": _LEAVE}
         announce(address)  # whoever opens it waits in line until the server takes the socket

@@ -39,7 +39,7 @@ const presets = {
 };
 
 // --- the server ------------------------------------------------------------------------------------------------------
-let timer = 0, putting = Promise.resolve();
+let timer = 0, putting = Promise.resolve(), isPut = false;
 function change(wait = 0) {
   clearTimeout(timer);
   timer = setTimeout(() => { putting = putting.then(put); }, wait);
@@ -52,6 +52,7 @@ async function put() {
     const answer = await fetch(address, {method: "PUT", headers: {"Content-Type": "application/json"}, body: JSON.stringify(work)});
     const content = await answer.json();
     complain(answer.ok ? "" : content.message);
+    isPut ||= answer.ok;
   } catch (error) {
     complain("The playground does not answer. Is bbb playground still running?");
   }
@@ -134,7 +135,7 @@ function showMap(map) {
   const svg = byId("picture"), f = frame(svg, [-END, END, -END, END], [0, 0, 0, 0]);
   if (map) {
     heat(byId("heat"), map, shownMap);
-    if (shownMap === "probability") for (const each of map.boundaries) borders(f, map.size, each).classList.add("drawn");
+    if (shownMap === "probability") map.classes.forEach((each, i) => borders(f, map.size, each, map.leads[i]).classList.add("drawn"));
   }
   for (const [x, y, label] of task().points) mark(f, x, y, label);
   return f;
@@ -170,7 +171,7 @@ function showPlayed(played) {
   const [one, two] = played.players, last = played.steps.length ? [one.regret.at(-1), two.regret.at(-1)] : [0, 0];
   lines(byId("regret"), [0, ...played.steps], [[0, ...one.regret], [0, ...two.regret]], ["s-one", "s-two"], 0);
   byId("regret").setAttribute("aria-label", `Regret: Thompson sampling ${number(last[0])}, epsilon-greedy ${number(last[1])}`);
-  const svg = byId("taken"), f = frame(svg, [0, 3, 0, Math.max(1, ...one.chosen, ...two.chosen)], [6, 10, 22, 48]);
+  const svg = byId("taken"), f = frame(svg, [0, 3, 0, 1.05 * Math.max(1, ...one.chosen, ...two.chosen)], [6, 10, 22, 48]);
   axes(f, x => "");
   [one, two].forEach((player, i) => player.chosen.forEach((count, k) => draw(svg, "rect", {x: f.x(k + .2 + .3 * i), width: f.x(.28) - f.x(0),
     y: f.y(count), height: f.y(0) - f.y(count), class: "bar f-" + kinds[i]})));
@@ -182,7 +183,7 @@ function show() {
   if (tab !== "bandit") showPoints();
   if (!newest) return;
   const {trained, played, step, rate, status} = newest;
-  const doing = status === "failed" ? "failed" : pace === 0 ? "paused" : status === "settled" ? "settled" : `${number(rate)} a second`;
+  const doing = status === "failed" ? "failed" : pace === 0 ? "paused" : status === "settled" ? "settled" : `${number(rate)} steps/s`;
   byId("status").textContent = `step ${step.toLocaleString("en")} · ${doing}` + (trained ? ` · ${trained.weights.toLocaleString("en")} weights` : "");
   if (trained) {
     const {step: steps, likelihood, complexity} = trained.costs, total = likelihood.map((each, i) => each + complexity[i]);
@@ -277,7 +278,8 @@ controls.addEventListener("submit", event => event.preventDefault());
 for (const control of controls.querySelectorAll("[data-setting]")) {
   control.addEventListener("input", () => {
     const settings = task().settings, setting = control.dataset.setting;
-    settings[setting] = control.type === "range" ? +("log" in control.dataset ? 10 ** control.value : control.value).toPrecision?.(3) || +control.value : control.value;
+    const value = control.type === "range" ? +control.value : control.value;
+    settings[setting] = "log" in control.dataset ? +(10 ** value).toPrecision(3) : value;
     // Conditional is for Normal priors, and weights that vary together have one estimator: follow the last choice.
     if (setting === "family" && settings.family === "conditional") settings.prior = "normal";
     if (setting === "prior" && settings.prior !== "normal" && settings.family === "conditional") settings.family = "diagonal";
@@ -354,7 +356,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 addEventListener("pagehide", () => navigator.sendBeacon(address + "/close"));
 (async () => {
   for (;;) {
-    if (!document.hidden) await putting.then(poll);  // a page that nobody sees lets the server rest
+    if (!document.hidden && isPut) await putting.then(poll);  // a page that nobody sees lets the server rest
     await new Promise(done => setTimeout(done, POLL));
   }
 })();

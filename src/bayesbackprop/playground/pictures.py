@@ -37,11 +37,13 @@ def class_map(model: Bayesian) -> Map:
     places = torch.cartesian_prod(line, line).flip(1)  # x runs faster
     outputs = model.outputs(places, draws=_DRAWS, estimator="shared")
     predicted = predictive(model.likelihood, outputs, _DRAWS)
+    first, second = outputs[:_SHOWN].topk(2).values.unbind(-1)
     return Map(
         size=_SIDE,
         probabilities=(255 * predicted.mean).round().int().t().tolist(),
         epistemic=(255 * predicted.epistemic / math.log(2)).clamp(max=255).round().int().tolist(),
-        boundaries=outputs[:_SHOWN].argmax(-1).tolist(),
+        classes=outputs[:_SHOWN].argmax(-1).tolist(),
+        leads=(16 * (first - second)).clamp(max=255).round().int().tolist(),
     )
 
 

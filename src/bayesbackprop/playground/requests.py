@@ -91,7 +91,8 @@ class Map(_Fixed):
     size: int = Field(description="Points of a row, and rows.")
     probabilities: list[list[int]] = Field(description="Of each class, in 255ths.")
     epistemic: list[int] = Field(description="The mutual information of class and weights, in 255ths of log 2.")
-    boundaries: list[list[int]] = Field(description="The most probable class by each of a few drawn networks.")
+    classes: list[list[int]] = Field(description="The most probable class by each of a few drawn networks.")
+    leads: list[list[int]] = Field(description="How far its logit is above the second, in 16ths, at most 255.")
 
 
 class Costs(_Fixed):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bayesbackprop.playground.activities import Activity
 from bayesbackprop.playground.bandit import Contest
-from bayesbackprop.playground.requests import Bandit, Snapshot, Status, Trained, Work
+from bayesbackprop.playground.requests import Bandit, Regression, Snapshot, Status, Trained, Work
 from bayesbackprop.playground.training import Training
 from bayesbackprop.serving.access import RefusedError
 
@@ -112,9 +112,10 @@ class Session:
                     activity.run(stretch.goes_on)
                     if not self._is_over():
                         stretch.show("settled")
+                    before = activity
                 except Exception as error:  # the page says it, and waits for other settings
                     stretch.show("failed", str(error))
-            before = activity
+                    before = None  # its numbers may be none any more
 
     def _is_over(self) -> bool:
         """Whether there is another work, or none any more."""
@@ -261,6 +262,13 @@ class Sessions:
         if len(self._by_name) >= self._limits.sessions:
             message = f"There are {self._limits.sessions} pages open already. Close one, and reload this one."
             raise RefusedError(503, "too_many_sessions", message)
+
+
+def warm_up() -> None:
+    """Take a first step now: torch imports half of itself in it, for which a page would have to wait."""
+    activity = Training(Regression(task="regression", points=[]))
+    activity.run(lambda: False)
+    activity.look()
 
 
 def _without_pace(work: Work) -> Work:

@@ -45,7 +45,7 @@ class Training(Activity):
             self._batch = (inputs, targets, torch.zeros(len(inputs)))
         sizes = [inputs.shape[1], *[settings.width] * settings.layers, outputs]
         # The network is the same for the same of these, so that its parameters can be taken over.
-        self._shape = (work.task, *sizes, settings.activation, settings.family, settings.seed)
+        self._shape = (work.task, *sizes, settings.activation, settings.family, settings.sigma, settings.seed)
         self._model = _model(sizes, settings, likelihood)
         self._model.choose_estimator(inputs)
         self._temperature = settings.temperature
