@@ -15,7 +15,7 @@ def command(
     ] = "127.0.0.1",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the page in a browser.")] = False,
 ) -> None:
-    """Train small networks live on a page of your browser.
+    """Train small networks live in your browser.
 
     Click points and watch the prediction, its uncertainty, drawn functions and the free energy while the library
     trains; change the prior, the posterior and the noise; or watch two bandits explore. It serves this machine alone,

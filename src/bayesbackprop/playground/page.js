@@ -66,8 +66,8 @@ async function poll() {
     const snapshot = await answer.json();
     seen = snapshot.version;
     if (snapshot.task !== tab) return;
-    newest = snapshot;
     if (snapshot.status === "failed") complain(snapshot.message);
+    newest = snapshot.status === "failed" ? {...newest, status: "failed", step: snapshot.step} : snapshot;
     show();
   } catch (error) {
     complain("The playground does not answer. Is bbb playground still running?");

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 from bayesbackprop.playground.activities import Activity
@@ -170,12 +169,10 @@ class _Stretch:
         return not session._is_over()
 
     def show(self, status: Status, message: str = "") -> None:
-        """Make a snapshot of the activity, whatever became of it."""
+        """Make a snapshot of the activity; of one that failed, only of what went wrong."""
         start, session, activity = time.monotonic(), self._session, self._activity
         steps, seconds = activity.step - self._step, start - self._shown
-        seen = None
-        with suppress(ValueError) if status == "failed" else suppress():  # of numbers that are none any more
-            seen = activity.look()
+        seen = None if status == "failed" else activity.look()
         session._version += 1
         session._publish(
             Snapshot(

@@ -55,14 +55,20 @@ class Training(Activity):
         self._history = History(2)
 
     def _make_objective(self, step: int) -> FreeEnergy:
-        try:
-            return self._free_energy(step, "closed")
-        except ValueError:  # the prior has no closed form
-            return self._free_energy(step, "sampled")
+        def make(complexity: Literal["sampled", "closed"]) -> FreeEnergy:
+            return FreeEnergy(
+                self._model,
+                self._n,
+                draws=self._draws,
+                complexity=complexity,
+                temperature=self._temperature,
+                step=step,
+            )
 
-    def _free_energy(self, step: int, complexity: Literal["sampled", "closed"]) -> FreeEnergy:
-        options = {"temperature": self._temperature, "step": step}
-        return FreeEnergy(self._model, self._n, draws=self._draws, complexity=complexity, **options)
+        try:
+            return make("closed")
+        except ValueError:  # the prior has no closed form
+            return make("sampled")
 
     def take_over(self, before: Activity) -> None:
         """Go on from the parameters of a network of the same shape, so that the picture moves to what it becomes."""
@@ -153,4 +159,5 @@ def _posterior_family(settings: Settings, net: nn.Module, inputs: int) -> AnyFam
         return Conditional(torch.cartesian_prod(*[line] * inputs).reshape(-1, inputs))
     if settings.family == "low-rank":
         return LowRank(min(4, weights))
-    return {"diagonal": Diagonal(), "mixture": Mixture(4), "full": FullCovariance()}[settings.family]
+    others: dict[str, AnyFamily] = {"diagonal": Diagonal(), "mixture": Mixture(4), "full": FullCovariance()}
+    return others[settings.family]
