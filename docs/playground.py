@@ -25,7 +25,7 @@ def main() -> None:
     try:
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = chromium.new_page(viewport={"width": 1200, "height": 960}, color_scheme="light")
+            page = chromium.new_page(viewport={"width": 1000, "height": 620}, color_scheme="light")
             page.goto(f"http://127.0.0.1:{PORT}")
             while page.evaluate("+(document.body.dataset.step ?? 0)") < STEPS:
                 time.sleep(0.2)

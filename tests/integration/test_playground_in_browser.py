@@ -259,6 +259,7 @@ def test_what_is_refused_is_said_on_the_page(browser: Any, served: Served) -> No
     wait_for_steps(found, 1)
     found.select_option("[data-setting=family]", "full")
     assert found.evaluate("task().settings.width") == 16  # what it is quick for
+    found.click("summary")
     set_range(found, "width", 32)
     found.wait_for_selector("#problem:not([hidden])")
     assert "another than 'full' for more than 400 weights" in found.inner_text("#problem")
@@ -315,7 +316,7 @@ def test_light_and_dark_are_both_readable(page: Any) -> None:
       const ground = node => { for (; node; node = node.parentElement) {
           const found = getComputedStyle(node).backgroundColor; if (!/, 0\\)|transparent/.test(found)) return found; }
           return getComputedStyle(document.body).backgroundColor; };
-      return ['body', '.faint', '#status', '.key', 'label', 'output', '[role=tab][aria-selected=false]', 'button',
+      return ['body', '.faint', '#status', '.key', 'label', '.value', '[role=tab][aria-selected=false]', 'button',
               'legend', 'figcaption', 'select', 'summary'].map(name => {
         const node = document.querySelector(name), ink = light(getComputedStyle(node).color);
         const paper = light(ground(node));

@@ -295,7 +295,7 @@ function fillControls() {
     const value = settings[control.dataset.setting];
     if (value === undefined) continue;
     if (document.activeElement !== control || control.type !== "range") control.value = "log" in control.dataset ? Math.log10(value) : value;
-    const output = control.parentElement.querySelector("output");
+    const output = control.parentElement.querySelector(".value");
     if (output) output.textContent = number(value);
     if (control.dataset.setting === "estimator") control.disabled = settings.family !== "diagonal";
   }
