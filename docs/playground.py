@@ -13,7 +13,7 @@ from bayesbackprop.serving.app import prepare_process
 
 PORT = 8009
 # Steps after which the picture is taken.
-STEPS = 300
+STEPS = 200
 
 
 def main() -> None:
