@@ -51,8 +51,8 @@ def rewarded(client: TestClient, count: int, seed: int = 0) -> list[tuple[str, f
     return rewards
 
 
-def wait_until(found: Any) -> None:
-    until = time.monotonic() + PATIENCE
+def wait_until(found: Any, patience: float = PATIENCE) -> None:
+    until = time.monotonic() + patience
     while not found():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.01)

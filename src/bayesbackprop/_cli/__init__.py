@@ -64,6 +64,7 @@ PANELS = (
             Command("predict", "predict", "command", "Add predictions and their uncertainty to a table.", _TABLES),
             Command("show", "show", "command", "Show what is in a file of this library."),
             Command("prune", "prune", "command", "Remove the weights that say least; write what is left."),
+            Command("playground", "playground", "command", "Train small networks live in your browser.", _SERVE),
             Command("serve", "serve", "app", "Serve a bandit over HTTP; write its log as a table.", _SERVE),
         ),
     ),

@@ -15,7 +15,7 @@ from bayesbackprop.serving.monitoring import FOLDER
 from bayesbackprop.serving.settings import READ_TOKEN, TOKEN, Settings
 
 # Addresses that only this machine can reach.
-_LOCAL = ("127.0.0.1", "::1", "localhost")
+LOCAL = ("127.0.0.1", "::1", "localhost")
 # Seconds that a request may go on after the service was told to end.
 _LEAVE = 10
 
@@ -39,8 +39,8 @@ def serve(
         level: From which on uvicorn says what happens.
         announce: Called when nothing is wrong with the settings and the log.
     """
-    if host not in _LOCAL and not settings.tokens and not settings.anyone:
-        constraint = f"an address of this machine alone ({', '.join(_LOCAL)}), unless there is a token (set {TOKEN} or "
+    if host not in LOCAL and not settings.tokens and not settings.anyone:
+        constraint = f"an address of this machine alone ({', '.join(LOCAL)}), unless there is a token (set {TOKEN} or "
         raise invalid(
             "--host", "bbb serve", constraint + "--token-file) or --no-token says that everyone may ask", host
         )

@@ -19,7 +19,8 @@ OF_THE_PAPER = [command.name for command in PANELS[-1].commands]
 
 def test_each_panel_has_its_own_package() -> None:
     assert [panel.package for panel in PANELS] == ["bayesbackprop._cli", "bayesbackprop_paper.cli"]
-    assert [command.name for command in PANELS[0].commands] == ["fit", "predict", "show", "prune", "serve"]
+    own = ["fit", "predict", "show", "prune", "playground", "serve"]
+    assert [command.name for command in PANELS[0].commands] == own
     assert len(DEFERRED) == sum(len(panel.commands) for panel in PANELS)
 
 
