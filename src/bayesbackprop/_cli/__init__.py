@@ -124,6 +124,14 @@ class _Commands(typer.core.TyperGroup):
             for command in panel.commands:
                 self.add_command(Deferred(panel, command))
 
+    def get_params(self, ctx: Any) -> Any:
+        """All options; ``--show-completion`` works but is not shown, so that the help fits one screen."""
+        params = super().get_params(ctx)
+        for option in params:
+            if option.name == "show_completion":
+                option.hidden = True  # type: ignore[attr-defined]
+        return params
+
 
 def _start() -> str:
     """What to try first: of what is installed."""
