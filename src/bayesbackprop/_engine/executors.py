@@ -22,7 +22,7 @@ from bayesbackprop._engine.joint import Moments as JointMoments
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
-from bayesbackprop._engine.statistics import counted_once, normalising
+from bayesbackprop._engine.statistics import counted_once, normalising, unmoved
 from bayesbackprop._engine.substitution import Slots, call_with, over_draws, substituting
 from bayesbackprop._errors import invalid, tensor_shape
 from bayesbackprop._trees import has_objects, own_objects
@@ -335,7 +335,8 @@ class AnyModule(Executor):
         weights = [draw.weights[name] for name in shared.names] if shared.names else []
 
         def again(tensors: Sequence[Tensor], part: Any, args: tuple[Any, ...]) -> Any:
-            return self._run(draw.with_tensors(tensors), args, {}, part)
+            with unmoved(self._engine.normalising):  # the first run has counted the batch
+                return self._run(draw.with_tensors(tensors), args, {}, part)
 
         with self._rules(draw), nullcontext() if torch.compiler.is_compiling() else repeating(draw.tensors, again):
             return call_with(shared, weights, args, kwargs, part)

@@ -408,3 +408,34 @@ def test_an_objective_inside_checkpointing_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"inside torch\.utils\.checkpoint"):
         torch.utils.checkpoint.checkpoint(free_energy, x, y, use_reentrant=False)
     assert int(free_energy.step) == 0
+
+
+class Normalised(nn.Module):
+    """A checkpointed part with batch normalisation; None: it is not checkpointed."""
+
+    def __init__(self, use_reentrant: bool | None) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.last, self.use_reentrant = nn.Linear(6, 1), use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.use_reentrant is None:
+            return self.last(self.part(x))
+        return self.last(checkpoint(self.part, x, use_reentrant=self.use_reentrant))
+
+
+@pytest.mark.equivalence
+@each_estimator
+@each_mode
+@pytest.mark.parametrize("draws", [1, 3])
+def test_batch_normalisation_counts_a_batch_once(estimator: Any, use_reentrant: bool, draws: int) -> None:
+    statistics = []
+    for mode in (None, use_reentrant):
+        torch.manual_seed(0)
+        net = Normalised(mode)
+        model = bbb.Bayesian(net, bbb.Gaussian(0.5), estimator=estimator, seed=1)
+        inputs = torch.linspace(-1, 1, 40).reshape(10, 4).requires_grad_()
+        bbb.FreeEnergy(model, 50, draws=draws)(inputs, torch.zeros(10, 1)).backward()
+        statistics.append(net.part[1].state_dict())
+        assert net.part[1].num_batches_tracked == 1
+    torch.testing.assert_close(statistics[0], statistics[1])
