@@ -7,9 +7,14 @@ import math
 LEAST = 0.1
 
 
+def falling(seen: float, halving: int | None) -> float:
+    """The rate after so many observations, as a part of the first, if it falls without end."""
+    return 1 / (1 + seen / (halving or math.inf))
+
+
 def rate(seen: float, halving: int | None) -> float:
-    """The learning rate after so many observations, as a part of the first: 1 / (1 + seen / halving), or the least."""
-    return max(LEAST, 1 / (1 + seen / (halving or math.inf)))
+    """The learning rate after so many observations, as a part of the first."""
+    return max(LEAST, falling(seen, halving))
 
 
 def learns(seen: int, halving: int | None) -> bool:
@@ -20,7 +25,7 @@ def learns(seen: int, halving: int | None) -> bool:
     """
     if halving is None:
         return True
-    before, after = (LEAST * (1 + n / halving) for n in (seen, seen + 1))
+    before, after = (LEAST / falling(n, halving) for n in (seen, seen + 1))
     return before <= 1 or _so_far(before, halving) < _so_far(after, halving)
 
 

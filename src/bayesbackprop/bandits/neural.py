@@ -26,7 +26,7 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop.bandits._changes import RECENT, Changes
-from bayesbackprop.bandits._rates import learns, rate
+from bayesbackprop.bandits._rates import falling, learns, rate
 from bayesbackprop.bandits._regression import Regression, fits
 from bayesbackprop.bandits._requests import LARGEST_REWARD, as_numbers
 from bayesbackprop.bandits.agents import Agent
@@ -208,7 +208,7 @@ class NeuralAgent(Agent):
         remembered, random = min(newest + 1, self.memory), self._random(2 * self.observed + 1)
         passes = math.ceil(_PASSES * min(count, self.memory) / self.batch_size)
         steps = min(self.updates * count, max(_FEWEST, passes))
-        first, last = (rate(float(n - self._began), self.halving) for n in (self.observed, newest))
+        first, last = (falling(float(n - self._began), self.halving) for n in (self.observed, newest))
         for start in range(0, steps, _AT_A_TIME):
             some = min(_AT_A_TIME, steps - start)
             for number, (inputs, targets) in enumerate(self._minibatches(some, newest, random), start):
