@@ -1,5 +1,7 @@
 """A linear regression beside a network: what it expects, how little it has seen of the like, how far to trust it."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,17 +9,36 @@ from torch import Tensor
 # The numbers of the matrices of a replica, beyond which there is no regression: 32 MB.
 _LARGEST = 2**22
 
-# How many rewards the trust is judged by, and for how many of them an even share stands at the start.
-_LONG, _EVEN = 500, 1.0
+# The least x^T A^-1 x, so that it can be divided by: that of more observations than anybody makes.
+_LEAST = 1e-12
+
+# An action is neglected in contexts in which it was tried so many times less than actions were on average.
+_NEGLECTED = 5.0
+
+# The share is judged by so many rewards, or by this part of all if that is more: what says which of the two is right is
+# rare, and the rarer the more was learnt. For so many of them an even share stands at the start.
+_LONG, _PART, _EVEN = 500, 0.25, 1.0
+
+
+class Expected(NamedTuple):
+    """What a regression says of each action: the mean, its standard error, and how far it is to be trusted, up to 1."""
+
+    mean: Tensor
+    error: Tensor
+    trust: Tensor
 
 
 class Regression:
     """Ridge regression of the rewards of each action on its inputs, for each of ``replicas``.
 
     Its expectation is x^T A^-1 b with A = 1 + sum x x^T and b = sum x r over what was observed of an action, and
-    x^T A^-1 x is small where much like x was observed. Together with that of a network it is trusted by a share w: that
+    n = 1 / x^T A^-1 x counts the observations like x. Together with that of a network it is trusted by a share w: that
     with the least squared error of w * linear + (1 - w) * network over recent rewards, each predicted before it was
     learnt, which is sum (r - network) (linear - network) / sum (linear - network)^2.
+
+    An action can be neglected in contexts like x: n is below a fifth of m, its mean over all actions. Then nothing says
+    that it is as bad there as a line goes on to say, and so it would be left there for good. So the share is multiplied
+    by min(1, n max(1, 5 / m)), and the standard error by sqrt(1 + log max(1, m / 5 n)).
 
     Args:
         replicas: How many agents, each with its own.
@@ -43,8 +64,8 @@ class Regression:
         for tensor in (self.moment, self.count, self.square, self.above, self.below):
             tensor[changed] = 0
 
-    def expect(self, contexts: Tensor, codes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The expected reward of each action and its standard error, ``[replicas, B, actions]``.
+    def expect(self, contexts: Tensor, codes: Tensor | None) -> Expected:
+        """The expected reward of each action, its standard error and its trust, ``[replicas, B, actions]``.
 
         The error is in units of the rewards: the root of their mean square stands for the noise.
 
@@ -59,11 +80,15 @@ class Regression:
         found = inputs @ self.inverse
         mean, like = (found @ self.moment[..., None])[..., 0], (found * inputs).sum(-1)
         size = (self.square / self.count.clamp(min=1)).sqrt().where(self.count > 0, 1.0)
-        error = size[:, None, None] * like.clamp(min=0).sqrt()
         if codes is None:  # [replicas, actions, B]
-            return mean.mT, error.mT
-        shape = codes.shape[:3]
-        return mean.reshape(shape), error.reshape(shape)
+            mean, like = mean.mT, like.mT
+        else:
+            mean, like = mean.reshape(codes.shape[:3]), like.reshape(codes.shape[:3])
+        n = like.clamp(min=_LEAST).reciprocal()
+        average = n.mean(-1, keepdim=True)
+        trust = (n * (_NEGLECTED / average).clamp(min=1)).clamp(max=1)
+        doubt = (1 + (average / (_NEGLECTED * n)).clamp(min=1).log()).sqrt()
+        return Expected(mean, size[:, None, None] * doubt / n.sqrt(), trust)
 
     def share(self, errors: Tensor) -> Tensor:
         """How far it is trusted: that which fits best, and so many ``errors`` of its own more, ``[replicas]`` or alike.
@@ -80,8 +105,9 @@ class Regression:
         size = size.where(size > 0, 1.0)
         place, x = self._place(observed, actions)
         own = ((self.inverse[place] @ x[..., None])[..., 0] * self.moment[place]).sum(-1)
-        self.above.mul_(1 - 1 / _LONG).add_((rewards - other) / size * ((own - other) / size))
-        self.below.mul_(1 - 1 / _LONG).add_(((own - other) / size).square())
+        kept = 1 - 1 / (_PART * self.count).clamp(min=_LONG)
+        self.above.mul_(kept).add_((rewards - other) / size * ((own - other) / size))
+        self.below.mul_(kept).add_(((own - other) / size).square())
 
     def learn(self, observed: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Take in the reward of each replica.

@@ -26,6 +26,7 @@ from bayesbackprop._errors import (
     invalid,
 )
 from bayesbackprop.bandits._changes import RECENT, Changes
+from bayesbackprop.bandits._rates import falling, learns, rate
 from bayesbackprop.bandits._regression import Regression, fits
 from bayesbackprop.bandits._requests import LARGEST_REWARD, as_numbers
 from bayesbackprop.bandits.agents import Agent
@@ -87,7 +88,8 @@ class NeuralAgent(Agent):
         memory: How many observations are kept; the complexity cost, if any, is shared among those there are.
         learning_rate: Of Adam, at the start.
         halving: After so many observations the learning rate is a half, after twice as many a third, and so on: so that
-            what was learnt from observations that have left the memory is not lost to newer ones. None: it stays.
+            what was learnt from observations that have left the memory is not lost to newer ones. From a tenth on it
+            stays, and updates follow fewer and fewer observations, as if it fell. None: it stays as at the start.
         alarm: When recent rewards are predicted worse than those before by so many standard errors, the world has
             changed: the agent forgets what it remembers, and learns and explores as at the start. None: never.
     """
@@ -171,11 +173,14 @@ class NeuralAgent(Agent):
 
     def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         self._remember(contexts, actions, rewards)
+        rates = self._rates()
+        if not max(rates):
+            return
+        parts = self._set_rates(rates)
         remembered, random = min(self.observed + 1, self.memory), self._random(2 * self.observed + 1)
-        rates = self._set_rates()
         for inputs, targets in self._minibatches(self.updates, self.observed, random):
             self._give_way()
-            self._update(inputs, targets, remembered, rates)
+            self._update(inputs, targets, remembered, parts)
 
     def _minibatches(self, count: int, newest: int, random: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of ``count`` minibatches of what is remembered up to the observation ``newest``."""
@@ -203,7 +208,7 @@ class NeuralAgent(Agent):
         remembered, random = min(newest + 1, self.memory), self._random(2 * self.observed + 1)
         passes = math.ceil(_PASSES * min(count, self.memory) / self.batch_size)
         steps = min(self.updates * count, max(_FEWEST, passes))
-        first, last = (1 / (1 + float(n - self._began) / (self.halving or math.inf)) for n in (self.observed, newest))
+        first, last = (falling(float(n - self._began), self.halving) for n in (self.observed, newest))
         for start in range(0, steps, _AT_A_TIME):
             some = min(_AT_A_TIME, steps - start)
             for number, (inputs, targets) in enumerate(self._minibatches(some, newest, random), start):
@@ -212,9 +217,13 @@ class NeuralAgent(Agent):
                 self._give_way()
                 self._update(inputs, targets, remembered, None)
 
-    def _set_rates(self) -> Tensor | None:
-        """Set the learning rate to the highest of the replicas; gives the rate of each as a part of that, if not 1."""
-        rates = [1 / (1 + (self.observed - began) / (self.halving or math.inf)) for began in self._began.tolist()]
+    def _rates(self) -> list[float]:
+        """The learning rate of each replica after this observation, as a part of the first; 0: it does not learn."""
+        seen = [self.observed - began for began in self._began.tolist()]
+        return [rate(n, self.halving) if learns(n, self.halving) else 0.0 for n in seen]
+
+    def _set_rates(self, rates: Sequence[float]) -> Tensor | None:
+        """Set the learning rate to the highest of these; gives each as a part of that, if not all are 1."""
         highest = max(rates)
         for group in self._optimiser.param_groups:
             group["lr"] = group["initial_lr"] * highest
@@ -416,7 +425,8 @@ class ThompsonSampling(NeuralAgent):
 
     where the share w is that which predicted recent rewards best, give or take exploration * optimism of its own
     standard errors, at random, and the error is the regression's, which says how little was seen of actions in contexts
-    like this one. The arguments besides those of :class:`NeuralAgent`:
+    like this one. Where an action was tried much less than others, the error is larger and the share is smaller: how
+    bad it is there is what the regression has not seen. The arguments besides those of :class:`NeuralAgent`:
 
     Args:
         prior: On the weights; None for ``Normal(1)``.
@@ -484,12 +494,14 @@ class ThompsonSampling(NeuralAgent):
             expected = torch.stack([self._likelihood.expected(each) for each in drawn]).mean(0)
             if self._regression is not None:
                 errors, random = self._errors, self._random(2 * self.acted)
-                linear, error = self._regression.expect(contexts[:, None], self._own_codes(self.replicas, 1))
+                linear, error, trust = (
+                    each[:, 0] for each in self._regression.expect(contexts[:, None], self._own_codes(self.replicas, 1))
+                )
                 share = self._regression.share(
                     errors * torch.randn(self.replicas, dtype=torch.float64, generator=random)
                 )
                 network = (expected * self._found_scale[:, None]).double()
-                expected = torch.lerp(network, linear[:, 0], share[:, None]) + errors * error[:, 0]
+                expected = torch.lerp(network, linear, share[:, None] * trust) + errors * error
             return self._best(expected)
 
     def _believe(self, requests: Requests, random: np.random.Generator) -> Beliefs:
@@ -504,11 +516,12 @@ class ThompsonSampling(NeuralAgent):
         if self._regression is not None:
             codes = self._own_codes(1, len(mean)) if requests.codes is None else requests.codes[None]
             found = self._regression.expect(requests.contexts[None], codes)
-            linear, error = (each[0].numpy() * (self.scale or 1.0) for each in found)
+            linear, error = (each[0].numpy() * (self.scale or 1.0) for each in (found.mean, found.error))
+            trust = found.trust[0].numpy()
             luck = np.append(0.0, random.standard_normal(self.candidates))
             best, *shares = self._regression.share(torch.from_numpy(self._errors * luck)).tolist()
-            means = means + best * (linear - means)
-            draws = draws + np.array(shares)[:, None, None] * (linear - draws) + self._errors * error
+            means = means + best * trust * (linear - means)
+            draws = draws + np.array(shares)[:, None, None] * trust * (linear - draws) + self._errors * error
         return by_draws(draws, means, requests.allowed)
 
     @property

@@ -28,6 +28,7 @@ from bandit_worlds import (
 )
 from bayesbackprop import Categorical, Gaussian, Normal
 from bayesbackprop.bandits import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
+from bayesbackprop.bandits._rates import learns
 
 pytestmark = pytest.mark.identities
 
@@ -356,6 +357,30 @@ def test_the_rate_falls_with_what_was_observed(kind: Any, halving: int | None, t
         expected = [rate, 0.5 * rate] if options else [rate]
         assert rates == [pytest.approx(expected)] * 2
         rates.clear()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_from_a_tenth_of_the_rate_on_updates_are_rarer(replicas: int) -> None:
+    agent: Any = EpsilonGreedy(1, 2, hidden=(2,), updates=1, batch_size=1, memory=8, halving=2, replicas=replicas)
+    learnt: list[int] = []
+    step = agent._optimiser.step
+    agent._optimiser.step = lambda: learnt.append(agent.observed) or step()
+    for _ in range(200):
+        agent.observe_all([[1.0]] * replicas, [1] * replicas, [1.0] * replicas)
+    assert learnt == [n for n in range(200) if learns(n, 2)]
+    assert learnt[:19] == list(range(19))
+    assert 50 < len(learnt) < 80
+
+
+def test_a_replica_that_began_anew_learns_while_another_rests() -> None:
+    agent: Any = EpsilonGreedy(1, 2, hidden=(2,), updates=1, batch_size=1, memory=8, halving=2, replicas=2)
+    agent.observed = next(n for n in range(100) if not learns(n, 2))
+    agent._began[0] = agent.observed
+    before = [p.detach().clone() for p in agent.net.parameters()]
+    agent.observe_all([[1.0]] * 2, [1] * 2, [1.0] * 2)
+    for replica, moves in enumerate((True, False)):
+        pairs = zip(agent.net.parameters(), before, strict=True)
+        assert any(not p[replica].equal(old[replica]) for p, old in pairs) == moves
 
 
 # --- how they choose -------------------------------------------------------------------------------------------------

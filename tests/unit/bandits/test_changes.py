@@ -65,7 +65,7 @@ def test_an_agent_that_notices_begins_anew() -> None:
     assert tries[0].sum() == 420 - first - RECENT
     assert tries[1].sum() == 420
     # Each learns at the rate of its own world.
-    rates = agent._set_rates()
+    rates = agent._set_rates(agent._rates())
     assert rates is not None
     assert rates.tolist() == pytest.approx([1.0, (1 + (420 - first) / 50) / (1 + 420 / 50)])
     (group, _) = agent._optimiser.param_groups

@@ -1,5 +1,6 @@
 """The linear regression beside the network of Thompson sampling."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def ridge(x: Tensor, r: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 def test_each_action_has_the_ridge_regression_of_its_rewards() -> None:
     contexts, actions, rewards = observations(FEATURES)
     at = torch.randn(5, FEATURES)
-    mean, error = taught(FEATURES, 0).expect(at[None], None)
+    mean, error, trust = taught(FEATURES, 0).expect(at[None], None)
     pad = torch.nn.functional.pad
     for action in range(ACTIONS):
         its = actions == action
@@ -44,13 +45,14 @@ def test_each_action_has_the_ridge_regression_of_its_rewards() -> None:
         expected, like = ridge(x, rewards[its], new)
         torch.testing.assert_close(mean[0, :, action], expected)
         torch.testing.assert_close(error[0, :, action], (rewards.square().mean() * like).sqrt())
+    assert bool((trust == 1).all())  # all were tried as often
 
 
 @pytest.mark.identities
 def test_with_numbers_for_the_actions_one_regression_is_that_of_products() -> None:
     observed, _, rewards = observations(FEATURES + 2)
     at, codes = torch.randn(5, FEATURES), torch.randn(ACTIONS, 2)
-    mean, error = taught(FEATURES + 2, 2).expect(at[None], codes.expand(1, 5, -1, -1))
+    mean, error, trust = taught(FEATURES + 2, 2).expect(at[None], codes.expand(1, 5, -1, -1))
 
     def products(context: Tensor, code: Tensor) -> Tensor:
         one = torch.ones(1, dtype=torch.float64)
@@ -62,6 +64,24 @@ def test_with_numbers_for_the_actions_one_regression_is_that_of_products() -> No
         expected, like = ridge(x, rewards, new)
         torch.testing.assert_close(mean[0, row], expected)
         torch.testing.assert_close(error[0, row], (rewards.square().mean() * like).sqrt())
+    assert bool((trust == 1).all())
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize("tries", [3, 10, 1000])
+def test_of_an_action_that_is_neglected_the_line_is_doubted(tries: int) -> None:
+    regression, action = Regression(1, 2, 1, 0), torch.tensor([0])
+    here = torch.tensor([[3.0]])
+    for _ in range(tries):
+        regression.learn(here, action, torch.ones(1, dtype=torch.float64))
+    _, error, trust = regression.expect(here[None], None)
+    # x = (3, 1), so x^T x = 10: of action 0 A = 1 + tries x x^T, of action 1 A = 1.
+    n = [(1 + 10 * tries) / 10, 1 / 10]
+    average = sum(n) / 2
+    assert average > 5 * n[1]
+    doubt = math.sqrt(1 + math.log(average / 5 / n[1]))
+    assert error[0, 0].tolist() == pytest.approx([n[0] ** -0.5, n[1] ** -0.5 * doubt])
+    assert trust[0, 0].tolist() == pytest.approx([1.0, n[1] * max(1, 5 / average)])
 
 
 @pytest.mark.equivalence
@@ -90,6 +110,18 @@ def test_the_share_is_that_of_who_predicts_better() -> None:
         assert wide.tolist() == [0.0, 1.0]
 
 
+def test_the_share_is_judged_by_the_last_quarter_of_all() -> None:
+    kept = []
+    for count in (10, 2000, 40_000):
+        regression = Regression(1, 1, 1, 0)
+        regression.count.fill_(count)
+        regression.below.fill_(1.0)
+        same = torch.zeros(1, dtype=torch.float64)
+        regression.compare(torch.zeros(1, 1), torch.tensor([0]), same, same)  # both expect 0: nothing is added
+        kept.append(1 / (1 - float(regression.below)))
+    assert kept == pytest.approx([500, 500, 10_000])
+
+
 def test_what_is_forgotten_is_as_at_the_start() -> None:
     regression, fresh = taught(FEATURES, 0), Regression(1, ACTIONS, FEATURES, 0)
     regression.forget(torch.tensor([True]))
@@ -113,7 +145,8 @@ def test_probabilities_of_decisions_are_those_of_acting_when_the_regression_has_
     for n in range(40):
         context = torch.randn(2, generator=random)
         agent.observe(context, n % 3, float(context[0]) * (n % 3) + 0.3 * n % 2)
-    context, n = [0.05, -1.0], 3000
+    agent._regression.above.copy_(0.4 * agent._regression.below)  # a share that varies, and contexts that are new
+    context, n = [-4.0, 1.0], 3000
     shares = torch.tensor(agent.explain(context).probabilities, dtype=torch.float64)
     assert float(shares.max()) < 0.95
     acting = torch.tensor([agent.act(context) for _ in range(n)]).bincount(minlength=3) / n
