@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bayesbackprop import families, likelihoods, priors
 from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
-from bayesbackprop._errors import Described, check_count, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_count, check_flag, invalid, tensor_shape
 from bayesbackprop._files import OpenFile, check_same, reading, writing
 from bayesbackprop.families import AnyFamily, Diagonal
 from bayesbackprop.likelihoods import Likelihood
@@ -17,14 +17,21 @@ from bayesbackprop.model import Bayesian
 from bayesbackprop.priors import Prior
 
 
-def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
+def save(model: Bayesian, path: str | os.PathLike[str], *, frozen: bool = True) -> None:
     """Write ``model`` to ``path``, atomically. Parameters that are not finite are refused.
 
     The file is of the model between two steps of ``fit`` in another thread, which waits while the model is copied to
     the file, though not until that is on the disk. In memory nothing is copied.
+
+    Args:
+        model: The model.
+        path: Where to.
+        frozen: Whether the file holds the parameters that are not trained (``requires_grad=False``) too. Without them
+            it is small where adapters of a large network are Bayesian, and ``load`` needs a network that has them.
     """
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
+    check_flag("save", frozen=frozen)
     names = _layer_names(model.net)
     contents = {
         "seed": model.seed,
@@ -38,8 +45,11 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
         },
         "families": [{"names": names, **families.describe(family)} for names, family in model.families],
     }
+    left_out = {} if frozen else _frozen(model)
+    if left_out:
+        contents["left_out"] = {name: list(tensor.shape) for name, tensor in left_out.items()}
     with writing(path, "model", contents) as put, lock(model.net):
-        tensors = _tensors(model)
+        tensors = {name: tensor for name, tensor in _tensors(model).items() if name not in left_out}
         check_same("save", tensors, tensors, dict(model.named_buffers()))
         put(tensors)
 
@@ -55,7 +65,8 @@ def load(
 
     Args:
         path: A file that :func:`save` wrote.
-        net: The network. It is changed only after the whole file has been checked against it.
+        net: The network. It is changed only after the whole file has been checked against it. What a file was written
+            without, ``save(..., frozen=False)``, it must have.
         likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
         prior: Needed where the model had a prior of the user's own.
     """
@@ -117,6 +128,13 @@ def _model(
         seed=seed,
     )
     targets = _tensors(model)
+    with file.understanding():
+        left_out = {name: tuple(map(int, shape)) for name, shape in file.contents.get("left_out", {}).items()}
+    for name, shape in left_out.items():
+        if name not in targets or targets[name].shape != shape or name in file.tensors:
+            got = Described(f"{path}, which was written without '{name}' of shape {list(shape)}")
+            raise invalid("path", "load", "a file of the same network", got)
+        del targets[name]
     missing, unknown = sorted(targets.keys() - file.tensors.keys()), sorted(file.tensors.keys() - targets.keys())
     if missing or unknown:
         got = Described(f"{path}, where {missing or 'none'} are missing and {unknown or 'none'} are not in the network")
@@ -137,6 +155,13 @@ def _tensors(model: Bayesian) -> dict[str, Tensor]:
     saved = set(model.state_dict()) - {"_seed"}  # leaves out buffers that are not persistent; the seed is metadata
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name in saved}
+
+
+def _frozen(model: Bayesian) -> dict[str, Tensor]:
+    """The parameters of the network that are neither trained nor Bayesian, by their names in ``model``."""
+    own = {id(q.mu) for q in model.posterior.values()}
+    named = model.net.named_parameters(prefix="net")
+    return {name: tensor for name, tensor in named if not tensor.requires_grad and id(tensor) not in own}
 
 
 def _layer_names(net: nn.Module) -> list[str] | None:
