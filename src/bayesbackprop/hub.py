@@ -93,6 +93,7 @@ def from_pretrained(
         token: Of the user, for a repository that is not public; None for the one that is logged in.
     """
     place = check_path("from_pretrained", source=source)
+    check_type("from_pretrained", nn.Module, "a torch.nn.Module", net=net)
     if not place.is_dir():
         download = _hub("from_pretrained").hf_hub_download
         place = Path(download(str(source), POSTERIOR, revision=revision, token=token)).parent
