@@ -140,7 +140,7 @@ def test_bad_calls_are_refused(tmp_path: Path, hub: Hub) -> None:
             call(make_net(), "a/b")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="'frozen' parameter"):
             call(make_model(), "a/b", frozen=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'net' parameter of from_pretrained must be a torch.nn.Module"):
+    with pytest.raises(ValueError, match="'net' parameter of from_pretrained must be"):
         bbb.from_pretrained("a/b", None)  # type: ignore[arg-type]
     assert not hub.calls
 
