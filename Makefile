@@ -37,6 +37,7 @@ unit: environment
 
 docs: environment
 	$(BIN)/python docs/rooms.py
+	$(BIN)/python docs/supported.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 attack: environment  ## Ten minutes of mangled files, kills, bad calls, threads and a full disk; SECONDS=60 SEED=1

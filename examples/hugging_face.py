@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
+from transformers.utils import ModelOutput
 
 import bayesbackprop as bbb
 
@@ -28,15 +29,9 @@ def reviews(n: int) -> tuple[dict[str, Tensor], Tensor]:
     return encode(sentences), torch.tensor([int((words < 4).float().mean() > 0.5) for words in opinions])
 
 
-class Logits(nn.Module):
-    """These models return a ModelOutput, and a likelihood takes a tensor: this gives the logits."""
-
-    def __init__(self, transformer: nn.Module) -> None:
-        super().__init__()
-        self.transformer = transformer
-
-    def forward(self, **inputs: Tensor) -> Tensor:
-        return self.transformer(**inputs).logits
+def logits(output: ModelOutput) -> Tensor:
+    """What the likelihood takes of the output: these models return several things."""
+    return output.logits
 
 
 def main() -> None:
@@ -50,9 +45,9 @@ def main() -> None:
     size |= {"vocab_size": len(WORDS), "max_position_embeddings": 12}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # drawn weights are noise enough
     config = BertConfig(**size, **no_dropout, initializer_range=0.1)
-    net = Logits(BertForSequenceClassification(config))
+    net = BertForSequenceClassification(config)
     chosen = [name for name, _ in net.named_parameters() if "word_embeddings" in name or "classifier" in name]
-    model = bbb.Bayesian(net, bbb.Categorical(), bbb.Normal(0.3), select=lambda name, _: name in chosen)
+    model = bbb.Bayesian(net, bbb.Categorical(), bbb.Normal(0.3), select=lambda name, _: name in chosen, output=logits)
     free_energy = bbb.FreeEnergy(model, n=len(labels))
     # A higher rate for rho, which would hardly move from its start in so few steps.
     groups = [{"params": net.parameters()}, {"params": model.rho.parameters(), "lr": 1.5e-2}]
@@ -70,11 +65,13 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         bbb.save(model, Path(folder) / "posterior.safetensors")
-        again = bbb.load(Path(folder) / "posterior.safetensors", Logits(BertForSequenceClassification(config)))
+        again = bbb.load(Path(folder) / "posterior.safetensors", BertForSequenceClassification(config), output=logits)
         same = torch.equal(again.predict(**encode([sentence]), draws=200).probs, p.probs)
-        net.transformer.save_pretrained(folder)  # the means, as a checkpoint like any other
+        net.save_pretrained(folder)  # the means, as a checkpoint like any other
         mean = BertForSequenceClassification.from_pretrained(folder)
-        print(f"loaded: same posterior {same}, same mean {torch.equal(mean(**held_out).logits, net(**held_out))}")
+        print(
+            f"loaded: same posterior {same}, same mean {torch.equal(mean(**held_out).logits, net(**held_out).logits)}"
+        )
 
 
 if __name__ == "__main__":

@@ -131,6 +131,10 @@ def any_module() -> bbb.Bayesian:
     return bbb.Bayesian(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), bbb.Gaussian(1.0))
 
 
+def normalised() -> bbb.Bayesian:
+    return bbb.Bayesian(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), bbb.Gaussian(1.0), seed=0)
+
+
 def ensemble(**given: Any) -> None:
     bbb.Ensemble(**{"net": small_net(), "likelihood": bbb.Gaussian(1.0), **given})(X)
 
@@ -391,6 +395,7 @@ TABLE: dict[str, Entry] = {
         select=FUNCTION | "None",
         normalisation=FLAG,
         centre=Kind(("None",)),
+        output=Kind(("None",)),
         seed=WHOLE | "None",
     ),
     "LowRank": entry(lambda rank: wrapped(family=bbb.LowRank(rank)), rank=COUNT),
@@ -418,6 +423,7 @@ TABLE: dict[str, Entry] = {
         memory=COUNT,
         estimator=Kind(("None",)),
     ),
+    "Bayesian.predict, inputs": entry(lambda inputs: small_model().predict(inputs=inputs, draws=2), inputs=INPUTS),
     "Bayesian.predict of any module": entry(lambda inputs: any_module().predict(inputs, draws=2), inputs=INPUTS),
     "Bayesian.predict_mean": entry(lambda inputs: small_model().predict_mean(inputs), inputs=INPUTS),
     "Bayesian.ensemble": entry(lambda **given: small_model().ensemble(**given), draws=COUNT, seed=WHOLE | "None"),
@@ -434,6 +440,15 @@ TABLE: dict[str, Entry] = {
         betas=ANY,
         eps=NOT_NEGATIVE,
         fused=FLAG | "None",
+    ),
+    "IVON": entry(
+        lambda **given: bbb.IVON(**{"objective": bbb.FreeEnergy(small_model(), 20, complexity="closed"), **given}),
+        objective=ANY,
+        lr=NOT_NEGATIVE,
+        betas=ANY,
+        hess_init=NOT_NEGATIVE | "None",
+        rescale_lr=FLAG,
+        rest_lr=NOT_NEGATIVE,
     ),
     "Adam.minimise": entry(
         minimise,
@@ -460,6 +475,7 @@ TABLE: dict[str, Entry] = {
         net=ANY,
         likelihood=Kind(("likelihood",)),
         weights=DATA,
+        output=Kind(("None",)),
     ),
     "Ensemble.__call__": entry(
         lambda inputs=X, **given: small_model().ensemble(2)(inputs, **given), inputs=INPUTS, memory=COUNT
@@ -605,6 +621,7 @@ TABLE: dict[str, Entry] = {
         net=ANY,
         likelihood=Kind(("likelihood", "None")),
         prior=PRIOR,
+        output=Kind(("None", "function", "class")),
     ),
     "save_sparse": entry(
         lambda **given: inside(bbb.save_sparse, **{"net": bbb.sparse(small_model()), "path": "x", **given}),
@@ -624,6 +641,14 @@ TABLE: dict[str, Entry] = {
         leapfrogs=COUNT,
         seed=WHOLE | "None",
         progress=FLAG,
+    ),
+    "update_batchnorm": entry(
+        bbb.update_batchnorm,
+        lambda: {"model": normalised(), "data": X},
+        model=Kind(("model", "module", "likelihood")),
+        data=INPUTS | "loader",
+        draws=WHOLE,
+        seed=WHOLE | "None",
     ),
     "prune": entry(bbb.prune, lambda: {"model": small_model(), "fraction": 0.5}, model=MODEL, fraction=PROBABILITY),
     "threshold": entry(threshold, lambda: {"model": small_model()}, fraction=PROBABILITY),
@@ -722,7 +747,7 @@ TABLE: dict[str, Entry] = {
         n=COUNT | "None",
         lr=POSITIVE | "None",
         dropout=PROBABILITY,
-        ivon=Kind(("None", "{}", "{1: 2}")),
+        ivon=Kind(("None", "{}")),
         draws=COUNT,
         seed=WHOLE,
         progress=FLAG,

@@ -123,6 +123,7 @@ def run(cpu: Any, parameters: list[dict[str, Any]], threads: int) -> dict[str, l
         given |= {name: before.get(name, 0) for name in ("before", "deviates", "gm", "gv", "slope")}
     call("adam", 0.0, ["mu", "mu_m", "mu_v", "mu_step"])
     call("backward_adam", 0.7, ["mu", "rho", *MOMENTS, "mu_step", "rho_step"])
+    call("ivon", 0.02, ["mu", "rho", "mu_m"])
     return results
 
 

@@ -25,8 +25,9 @@ from bayesbackprop.likelihoods import (
     StudentT,
 )
 from bayesbackprop.model import Bayesian
+from bayesbackprop.normalisation import update_batchnorm
 from bayesbackprop.objective import Cost, FreeEnergy
-from bayesbackprop.optim import Adam
+from bayesbackprop.optim import IVON, Adam
 from bayesbackprop.portable import DrawnNetwork, EnsembleNetwork, mean_network, save_onnx
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
@@ -38,6 +39,7 @@ from bayesbackprop.training import Batches, distributed, fit
 from bayesbackprop.verdict import evaluate
 
 __all__ = [
+    "IVON",
     "Adam",
     "Batches",
     "Bayesian",
@@ -93,4 +95,5 @@ __all__ = [
     "save_pretrained",
     "save_sparse",
     "sparse",
+    "update_batchnorm",
 ]

@@ -1,12 +1,14 @@
 """Data as users have them: a pair of tensors, a data set, or any iterable of batches."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from bayesbackprop._errors import Described, check_weights, invalid, tensor_shape, tensors_of
@@ -16,6 +18,9 @@ Data = tuple[Any, Any] | Dataset[Any] | Iterable[Any]
 
 # Examples to look at in one go where the data come without batches.
 ROWS = 1024
+
+# What predict takes besides the arguments of a network.
+OPTIONS = frozenset(("draws", "seed", "memory", "estimator", "inputs"))
 
 _KNOWN = "a pair of tensors (inputs, targets), a Dataset, or an iterable of pairs such as a DataLoader"
 
@@ -29,6 +34,59 @@ def arguments(inputs: Any, owner: str = "FreeEnergy") -> tuple[tuple[Any, ...], 
     if isinstance(inputs, tuple):
         return inputs, {}
     return (inputs,), {}
+
+
+def call_arguments(
+    owner: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a network from those of a prediction: as they are, or as ``inputs`` has them."""
+    if inputs is None:
+        found = args, kwargs
+    elif args or kwargs:
+        constraint = "given alone: a tensor, a tuple of positional or a mapping of keyword arguments"
+        raise invalid("inputs", owner, constraint, Described(f"{len(args)} positional, and {list(kwargs)} besides"))
+    else:
+        found = arguments(inputs, owner)
+    check_arguments(owner, *found)
+    return found
+
+
+def check_arguments(owner: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what a user may take for a batch, with a word on what to do; arguments with a tensor are the network's."""
+    values = (*args, *kwargs.values())
+    if any(map(tensors_of, values)):
+        return
+    for value in values:
+        if hint := hint_for(value):
+            kind = type(value).__name__
+            raise invalid("inputs", owner, f"tensors, as the network takes them ({hint})", Described(f"a {kind}"))
+
+
+def hint_for(value: Any) -> str | None:
+    """What to do with a value that is not in the form of a batch; None for what a network may want as it is."""
+    if isinstance(value, np.ndarray) or hasattr(value, "to_numpy"):
+        made = "x" if isinstance(value, np.ndarray) else "x.to_numpy()"
+        return f"torch.as_tensor({made}) makes one of an array, with dtype=torch.float32 for what most networks take"
+    if isinstance(value, DataLoader | Dataset):
+        return "give one batch at a time, as in `for x, y in loader`; fit, evaluate and diagnose take loaders"
+    if isinstance(value, list | tuple) and value:
+        leaves = tree_leaves(value)
+        if all(isinstance(leaf, Real | np.ndarray) for leaf in leaves):
+            return "torch.tensor(x) makes one of a list of numbers, torch.as_tensor of an array"
+    return None
+
+
+def _hints(*values: Any) -> str:
+    """In brackets, what to do with the first of ``values``, or of what is in them, for which there is a hint."""
+    for value in values:
+        for each in (value, *(value if isinstance(value, tuple | list) else ())):
+            if not isinstance(each, DataLoader | Dataset) and (hint := hint_for(each)):
+                return f" ({hint})"
+    return ""
+
+
+def _kind_of(batch: Any) -> Described:
+    return Described(f"batches of type {type(batch).__name__}")
 
 
 def labelled(
@@ -62,11 +120,10 @@ def weighted(
     count = 0
     for batch in _batches(data, parameter, owner):
         if not isinstance(batch, tuple | list) or len(batch) not in (2, 3) or not tensors_of(batch[1]):
-            got = Described(f"batches of type {type(batch).__name__}")
-            raise invalid(parameter, owner, f"{_KNOWN}, with a tensor of targets", got)
+            raise invalid(parameter, owner, f"{_KNOWN}, with a tensor of targets{_hints(data, batch)}", _kind_of(batch))
         inputs, targets, *weights = batch
         if not tensors_of(inputs) or not all(tensor.dim() for tensor in tensors_of(targets)):
-            raise invalid(parameter, owner, _KNOWN, Described("a batch without examples"))
+            raise invalid(parameter, owner, f"{_KNOWN}{_hints(inputs)}", Described("a batch without examples"))
         if weights:
             check_weights(owner, weights[0], len(tensors_of(targets)[0]))
         yield on(inputs, device), on(targets, device), on(weights[0], device) if weights else None
@@ -88,7 +145,7 @@ def unlabelled(data: Any, parameter: str, owner: str, device: torch.device | Non
     for batch in _batches(data, parameter, owner):
         inputs = batch[0] if isinstance(batch, tuple | list) and batch else batch
         if not tensors_of(inputs):
-            raise invalid(parameter, owner, f"a tensor of inputs, {_KNOWN}", batch)
+            raise invalid(parameter, owner, f"a tensor of inputs, {_KNOWN}{_hints(data, inputs)}", _kind_of(batch))
         yield on(inputs, device)
         count += 1
     if not count:
@@ -105,7 +162,9 @@ def _batches(data: Any, parameter: str, owner: str) -> Iterable[Any]:
     if isinstance(data, Dataset) and not isinstance(data, Iterable):
         return DataLoader(data, ROWS)
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping) or not getattr(data, "ndim", 1):
-        raise invalid(parameter, owner, _KNOWN, data)
+        raise invalid(parameter, owner, f"{_KNOWN}{_hints(data)}", data)
+    if isinstance(data, np.ndarray) or hasattr(data, "to_numpy"):
+        raise invalid(parameter, owner, f"{_KNOWN}{_hints(data)}", _kind_of(data))
     return data
 
 

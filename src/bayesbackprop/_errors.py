@@ -65,6 +65,14 @@ def check_probability(owner: str, **values: object) -> dict[str, float]:
     return _floats(owner, values, "a float in [0, 1]", lambda number: 0 <= number <= 1)
 
 
+def check_betas(owner: str, betas: Any) -> tuple[float, float]:
+    """Refuse whatever is not what two running means keep at each step: two numbers in [0, 1)."""
+    pair = isinstance(betas, list | tuple) and len(betas) == 2
+    if not pair or not all(isinstance(b, Real) and not isinstance(b, bool) and 0 <= float(b) < 1 for b in betas):
+        raise invalid("betas", owner, "two floats in [0, 1)", betas)
+    return float(betas[0]), float(betas[1])
+
+
 def check_count(owner: str, *, least: int = 1, below: int | None = None, **values: object) -> dict[str, int]:
     """Refuse whatever is not an int of at least ``least``, and ``below`` a limit: that of 64 bits unless given."""
     for name, value in values.items():

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from bayesbackprop._errors import check_finite, tensor_shape
 from bayesbackprop._files import check_counter, check_number, check_same
 from bayesbackprop.objective import FreeEnergy
-from bayesbackprop.optim import Adam
+from bayesbackprop.optim import IVON, Adam
 
 _Value = TypeVar("_Value")
 
@@ -157,7 +157,7 @@ def in_json(settings: Any) -> Any:
 
 def _is_torchs(kind: type) -> bool:
     """Whether it is an optimiser or a scheduler of torch, or ours, so that it is known what its settings can be."""
-    return kind is Adam or (kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer)
+    return kind in (Adam, IVON) or (kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer)
 
 
 def _like(mine: Any, value: Any, strict: bool) -> Any:

@@ -29,7 +29,7 @@ from bayesbackprop._errors import (
     invalid,
     tensors_of,
 )
-from bayesbackprop._methods import METHODS, OF_OTHERS, SkippedError, Task, seeded
+from bayesbackprop._methods import IVON_SETTINGS, METHODS, OF_OTHERS, SkippedError, Task, seeded
 from bayesbackprop._page import Table
 from bayesbackprop.likelihoods import Categorical, Gaussian, Joint, Likelihood
 from bayesbackprop.model import Bayesian
@@ -139,7 +139,7 @@ def compare(
     n: int | None = None,
     lr: float | None = None,
     dropout: float = 0.1,
-    ivon: Mapping[str, float] | None = None,
+    ivon: Mapping[str, Any] | None = None,
     draws: int = 100,
     seed: int = 0,
     progress: bool = True,
@@ -165,7 +165,7 @@ def compare(
         lr: The learning rate of Adam, for all methods but IVON. Unless given, ours has what :func:`fit` chooses, the
             others 0.001.
         dropout: The probability of dropout, where the network has none of its own.
-        ivon: Settings of IVON, such as ``{"lr": 0.02, "hess_init": 5.0}``: it is sensitive to both.
+        ivon: Settings of :class:`IVON`, such as ``{"lr": 0.02, "hess_init": 5.0}``: it is sensitive to both.
         draws: Networks to average, for the methods that draw.
         seed: Of everything.
         progress: Whether to show it: a bar on a terminal, and a line for each method.
@@ -187,6 +187,8 @@ def compare(
     if lr is not None:
         lr = check_positive("compare", lr=lr)["lr"]
     check_type("compare", Mapping | None, "None or a mapping of settings, such as {'lr': 0.1}", ivon=ivon)
+    if ivon is not None and not ivon.keys() <= set(IVON_SETTINGS):
+        raise invalid("ivon", "compare", f"a mapping of some of {list(IVON_SETTINGS)}", ivon)
     dropout = check_probability("compare", dropout=dropout)["dropout"]
     seed = check_seed("compare", seed=seed)["seed"]
     progress = check_flag("compare", progress=progress)["progress"]

@@ -213,7 +213,8 @@ def diagnosis_of(model: "Bayesian", data: Data, draws: int, seed: int | None, ow
             for name, draw in sets.items():
                 for index in range(counts[name]):
                     weights, complexity = draw(index)
-                    log_prob = model.likelihood.log_prob(call_with(slots, weights, args, kwargs), targets).double()
+                    output = model.engine().pick(call_with(slots, weights, args, kwargs))
+                    log_prob = model.likelihood.log_prob(output, targets).double()
                     if weights_of_examples is not None:
                         log_prob = log_prob * weights_of_examples
                     minus_log_weights[name][index] -= float(log_prob.sum())
@@ -466,12 +467,11 @@ def agreement(
     between, within = (torch.zeros(2, dtype=torch.float64) for _ in range(2))  # distance, logarithm of the ratio
     examples = elements = 0
     for inputs in unlabelled(data, "data", "agreement"):
-        args, kwargs = arguments(inputs, "agreement")
         found: list[_Summary] = []
         for number, model in enumerate(many):
-            args, kwargs = on((args, kwargs), next(model.parameters()).device)
+            given = on(inputs, next(model.parameters()).device)
             own = (model.seed if seed is None else seed) + number
-            found.append(_summary(model.predict(*args, draws=draws, seed=own % INT64, **kwargs)))
+            found.append(_summary(model.predict(inputs=given, draws=draws, seed=own % INT64)))
         if len({tuple(each.centre.shape) for each in found}) > 1:
             raise invalid("models", "agreement", "models of the same targets", Described("others"))
         between += torch.stack([_distance(*two) for two in combinations(found, 2)]).mean(0)

@@ -4,7 +4,7 @@ Nothing that is loaded runs code: the network is yours, and the file holds numbe
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -79,6 +79,7 @@ def from_pretrained(
     *,
     likelihood: Likelihood | None = None,
     prior: Prior | Mapping[str, Prior] | None = None,
+    output: Callable[[Any], Any] | None = None,
     revision: str | None = None,
     token: str | None = None,
 ) -> Bayesian:
@@ -89,6 +90,7 @@ def from_pretrained(
         net: A network of the same architecture, which receives the means.
         likelihood: Needed where the model had a likelihood of the user's own.
         prior: Needed where the model had a prior of the user's own.
+        output: Needed where the model picked what its likelihood takes by a function, ``Bayesian(..., output=...)``.
         revision: Of the repository: a branch, a tag or a commit.
         token: Of the user, for a repository that is not public; None for the one that is logged in.
     """
@@ -97,7 +99,7 @@ def from_pretrained(
     if not place.is_dir():
         download = _hub("from_pretrained").hf_hub_download
         place = Path(download(str(source), POSTERIOR, revision=revision, token=token)).parent
-    return load(place / POSTERIOR, net, likelihood=likelihood, prior=prior)
+    return load(place / POSTERIOR, net, likelihood=likelihood, prior=prior, output=output)
 
 
 def push_to_hub(

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributions, nn
 
 from bayesbackprop import _distributions
+from bayesbackprop._batches import hint_for
 from bayesbackprop._errors import (
     INT64,
     Described,
@@ -787,13 +788,15 @@ def _check_output(likelihood: Likelihood, output: object, least_dims: int = 1) -
     if not is_float or output.dim() < least_dims or 0 in output.shape:  # type: ignore[attr-defined]
         shape = "[B, C, ...]" if least_dims == 2 else "[B, ...]"
         got = output if isinstance(output, Tensor) else Described(f"a {type(output).__name__}")
-        raise invalid("output", type(likelihood).__name__, f"a float tensor of shape {shape}", got)
+        hint = "" if isinstance(output, Tensor) else " (Bayesian(..., output=lambda o: o.logits) picks it)"
+        raise invalid("output", type(likelihood).__name__, f"a float tensor of shape {shape}{hint}", got)
 
 
 def _check_target(likelihood: Likelihood, target: object, shape: tuple[int, ...]) -> None:
     if not isinstance(target, Tensor) or tuple(target.shape) != shape or target.layout is not torch.strided:
         got = target if isinstance(target, Tensor) else Described(f"a {type(target).__name__}")
-        constraint = f"a tensor of shape {list(shape)}, as the output has it"
+        hint = hint_for(target)
+        constraint = f"a tensor of shape {list(shape)}, as the output has it{f' ({hint})' if hint else ''}"
         raise invalid("target", type(likelihood).__name__, constraint, got)
 
 

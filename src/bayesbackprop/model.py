@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from bayesbackprop._batches import Data
+from bayesbackprop._batches import Data, call_arguments
+from bayesbackprop._decay import watch
 from bayesbackprop._engine import Draw, Engine, Estimator, evaluating, kind_of, lock
 from bayesbackprop._errors import (
     INT64,
@@ -25,6 +25,7 @@ from bayesbackprop._errors import (
     is_finite,
     tensors_of,
 )
+from bayesbackprop._meta import is_meta, materialise
 from bayesbackprop._specification import (
     Select,
     Specification,
@@ -35,12 +36,13 @@ from bayesbackprop._specification import (
     print_specifications,
     specify,
 )
+from bayesbackprop._trees import with_draw
 from bayesbackprop.diagnostics import diagnosis_of
 from bayesbackprop.families import AnyFamily, Diagonal, Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import WORDS, Key, Word
 from bayesbackprop.posterior import InitialSigma, Mirror, WeightPosterior, constant_rho, initial_rho
-from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, has_hooks, predicting, predictive
+from bayesbackprop.prediction import GIGABYTE, Ensemble, Predictive, check_output, has_hooks, predicting, predictive
 from bayesbackprop.priors import Normal, Prior, ScaleMixture, check_range
 
 
@@ -68,6 +70,8 @@ class Bayesian(nn.Module):
         normalisation: Whether the weights of normalisation layers may be Bayesian too.
         centre: What the prior is centred on: None for 0, ``"net"`` for the weights ``net`` has now, or a mapping from
             names to tensors.
+        output: A function that picks, from what the network returns, what the likelihood takes, such as
+            ``lambda o: o.logits``; None for all of it. A file cannot hold it: give it to :func:`~bayesbackprop.load`.
         seed: Of all its noise. None takes one from torch's generator, so that ``torch.manual_seed`` decides.
 
     Examples:
@@ -92,6 +96,7 @@ class Bayesian(nn.Module):
         select: Select | None = None,
         normalisation: bool = False,
         centre: Literal["net"] | Mapping[str, Tensor] | None = None,
+        output: Callable[[Any], Any] | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -100,8 +105,10 @@ class Bayesian(nn.Module):
         check_flag("Bayesian", normalisation=normalisation)
         known = "a Likelihood, such as Categorical() or Gaussian(0.1)"
         check_type("Bayesian", Likelihood, known, likelihood=likelihood)
+        check_output("Bayesian", output)
         self.net = net
         self.likelihood = likelihood
+        self._output = output
         self._may_choose = estimator is None
         self.plan: list[Specification] = specify(
             net,
@@ -116,9 +123,13 @@ class Bayesian(nn.Module):
         check_shared(names, estimator, self.families)
         self.plan = in_groups(self.plan, self.families)
         self._rules = _rules(self.plan)
-        self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, names, sigma).items()})
+        sigmas: dict[str, InitialSigma] = per_parameter(sigma, names, "sigma")
+        self.rho = Mirror({name: nn.Parameter(rho) for name, rho in _initial_rhos(net, sigmas).items()})
+        # What to begin with where the network gets its memory later.
+        self._sigmas = sigmas if is_meta(net) else {}
         self.centre = Mirror(_centres(net, names, centre))
-        seed = int(torch.randint(INT64 - 1, ())) if seed is None else check_seed("Bayesian", seed=seed)["seed"]
+        chosen = int(torch.randint(INT64 - 1, (), device="cpu")) if seed is None else seed
+        seed = check_seed("Bayesian", seed=chosen)["seed"]
         # In the state_dict, so that a run resumes with its own noise.
         self.register_buffer("_seed", torch.zeros((), dtype=torch.int64))
         self.seed = seed
@@ -126,10 +137,13 @@ class Bayesian(nn.Module):
         self._engines: dict[str, Engine] = {}
         # What makes the weights of each group vary together.
         self.joint = nn.ParameterList()
+        if self.families and self._sigmas:
+            raise invalid("family", "Bayesian", "Diagonal() for a network on the meta device, without values", family)
         every = self._make_engine({}, []).parameters if self.families else None
         for some, its_family in self.families:
             parameters, generator = every.subset(some), torch.Generator().manual_seed(seed)  # type: ignore[union-attr]
             self.joint.append(nn.Parameter(kind_of(its_family).start(net, parameters, its_family, generator)))
+        watch(self.rho, self.joint)
 
     @property
     def seed(self) -> int:
@@ -140,6 +154,11 @@ class Bayesian(nn.Module):
     def seed(self, seed: int) -> None:
         self._seed_number = check_seed("Bayesian", seed=seed)["seed"]
         self._seed.fill_(self._seed_number)
+
+    @property
+    def output(self) -> Callable[[Any], Any] | None:
+        """What picks, from what the network returns, what the likelihood takes."""
+        return self._output
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
 
@@ -248,11 +267,13 @@ class Bayesian(nn.Module):
         seed: int | None = None,
         memory: int = GIGABYTE,
         estimator: Estimator | Mapping[str, Estimator] | None = None,
+        inputs: Any = None,
         **kwargs: Any,
     ) -> Predictive:
         """The predictive distribution P(y|x) = E_q[P(y|x,w)]: the probabilities of ``draws`` networks, averaged.
 
-        The network runs in evaluation mode and without gradients. The same seed gives the same draws.
+        The network runs in evaluation mode and without gradients. The same seed gives the same draws. What the network
+        keeps on itself is then that of the last draw.
 
         Each example has exactly the predictive distribution of drawn networks. In fully connected networks its draws
         are made in the quickest way and need not be those of the other examples of the batch. Below 80 examples the
@@ -268,10 +289,12 @@ class Bayesian(nn.Module):
             estimator: None for the quickest way that is exact for each example; ``"shared"`` for whole drawn networks,
                 whatever the model was trained with; ``"local"``, which with convolutions or sequences makes positions
                 independent and is then not exact; ``"flipout"``; or a mapping of name patterns.
+            inputs: What the network takes, as :class:`FreeEnergy` has it, in place of all other arguments: a tensor, a
+                tuple of positional or a mapping of keyword arguments. For networks with arguments of the names above.
             **kwargs: What the network takes.
         """
-        outputs = self.outputs(*args, draws=draws, seed=seed, memory=memory, estimator=estimator, **kwargs)
-        return predictive(self.likelihood, outputs, draws)
+        options: dict[str, Any] = {"draws": draws, "seed": seed, "memory": memory, "estimator": estimator}
+        return predictive(self.likelihood, self.outputs(*args, **options, inputs=inputs, **kwargs), draws)
 
     def outputs(
         self,
@@ -280,10 +303,15 @@ class Bayesian(nn.Module):
         seed: int | None = None,
         memory: int = GIGABYTE,
         estimator: Estimator | Mapping[str, Estimator] | None = None,
+        inputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """What ``draws`` networks make of the inputs, ``[draws, ...]``, before :meth:`predict` averages it."""
+        """What ``draws`` networks make of the inputs, ``[draws, ...]``, before :meth:`predict` averages it.
+
+        Tensors are stacked wherever they are: in tuples, dicts, dataclasses, or objects such as caches.
+        """
         memory, draws = check_count("Bayesian.predict", memory=memory)["memory"], _checked_draws("predict", draws)
+        args, kwargs = call_arguments("Bayesian.predict", args, kwargs, inputs)
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
         key = self._key(0, 0, seed)
         if estimator is None or (isinstance(estimator, str) and estimator == "shared"):
@@ -295,15 +323,16 @@ class Bayesian(nn.Module):
         call = (key, draws, memory, args, kwargs)
         # A fully connected network is made of torch's own modules, on which only a hook can leave anything.
         quick = estimator is None and len(engine.executors) > 1 and not has_hooks(self.net)
-        with evaluating(self.net) if quick else predicting("Bayesian.predict", self.net, args, kwargs):
+        with evaluating(self.net) if quick else predicting(self.net):
             return engine.first("outputs", *call) if estimator is None else engine.any_module.outputs(*call)
 
-    def predict_mean(self, *args: Any, **kwargs: Any) -> Predictive:
-        """The prediction of the network at the posterior mean alone."""
+    def predict_mean(self, *args: Any, inputs: Any = None, **kwargs: Any) -> Predictive:
+        """The prediction of the network at the posterior mean alone; ``inputs`` as in :meth:`predict`."""
+        args, kwargs = call_arguments("Bayesian.predict_mean", args, kwargs, inputs)
         check_batch("inputs", "Bayesian.predict_mean", tensors_of((args, kwargs)))
         self.check_about_mu("Bayesian.predict_mean")
-        with predicting("Bayesian.predict_mean", self.net, args, kwargs):
-            outputs = tree_map(lambda output: output.unsqueeze(0), self.net(*args, **kwargs))
+        with evaluating(self.net):
+            outputs = with_draw(self.engine().pick(self.net(*args, **kwargs)))
         return predictive(self.likelihood, outputs, 1)
 
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
@@ -312,7 +341,7 @@ class Bayesian(nn.Module):
         engine = self.engine()
         names = list(engine.parameters.by_name)
         weights = engine.draws(self._key(0, 0, seed), draws, names)
-        return Ensemble(self.net, self.likelihood, dict(zip(names, weights, strict=True)))
+        return Ensemble(self.net, self.likelihood, dict(zip(names, weights, strict=True)), self.output)
 
     # --- what draws need ---------------------------------------------------------------------------------------------
 
@@ -335,10 +364,14 @@ class Bayesian(nn.Module):
     ) -> Engine:
         if not torch.compiler.is_compiling():
             check_whole("net", "Bayesian", self)
+            if self._sigmas and is_meta(self):
+                constraint = "in memory: to_empty(device=...) first, and then load its weights (or load(path, net))"
+                raise invalid("net", "Bayesian", constraint, Described("one on the meta device"))
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
         pairs = zip(self.families if families is None else families, self.joint, strict=True)
         joints = [(names, family, joint) for (names, family), joint in pairs]
-        return Engine(self.net, self.rho, self.centre if self.has_centre else None, priors, rules, joints)
+        centre = self.centre if self.has_centre else None
+        return Engine(self.net, self.rho, centre, priors, rules, joints, self.output)
 
     def check_about_mu(self, owner: str) -> None:
         """Refuse, for ``owner``, a posterior whose mean is no network that predicts."""
@@ -365,14 +398,36 @@ class Bayesian(nn.Module):
                 rho.clamp_(min=constant_rho(rho.dtype))
         return self
 
+    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "Bayesian":
+        """Memory on ``device`` for a network on the meta device: its means are undefined until they are loaded.
+
+        rho is that of ``sigma``. For a model that has its values it is what torch's ``to_empty`` is.
+        """
+        if not is_meta(self):
+            return super().to_empty(device=device, recurse=recurse)
+        if self.has_centre:
+            constraint = "None for a network on the meta device, unless it comes from a file: load(path, net)"
+            raise invalid("centre", "Bayesian", constraint, Described("the weights of a network without values"))
+        materialise(self, device)
+        self._seed.fill_(self._seed_number)
+        with torch.no_grad():
+            for name, rho in _initial_rhos(self.net, self._sigmas).items():
+                self.rho.get_parameter(name).copy_(rho)
+        self._sigmas, self._engines = {}, {}
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engines": {}}  # a copy finds its own tensors
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        watch(self.rho, self.joint)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bayesian":
         with lock(self.net):  # while it runs on drawn weights, a recurrent layer cannot be copied
             made = type(self).__new__(type(self))
             memo[id(self)] = made
-            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
             return made
 
     @property
@@ -419,18 +474,21 @@ def _check_net(net: object) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             constraint = f"a module whose parameters have a shape: run one batch through it first ('{name}' is lazy)"
             raise invalid("net", "Bayesian", constraint, net)
-        if parameter.is_floating_point() and not is_finite(parameter.detach()):
+        if parameter.is_floating_point() and not parameter.is_meta and not is_finite(parameter.detach()):
             raise invalid("net", "Bayesian", f"a module with finite weights ('{name}' has NaN or inf)", net)
 
 
-def _initial_rhos(
-    net: nn.Module, names: list[str], sigma: InitialSigma | Mapping[str, InitialSigma]
-) -> dict[str, Tensor]:
+def _initial_rhos(net: nn.Module, sigmas: Mapping[str, InitialSigma]) -> dict[str, Tensor]:
     rhos: dict[str, Tensor] = {}
-    each: dict[str, InitialSigma] = per_parameter(sigma, names, "sigma")
-    for name, value in each.items():
+    for name, value in sigmas.items():
         mu = net.get_parameter(name)
+        if mu.is_meta and callable(value):
+            constraint = f"a number where the network is on the meta device: '{name}' has no values yet"
+            raise invalid("sigma", "Bayesian", constraint, value)
         rho = initial_rho(mu, value).detach()
+        if not callable(value):  # a number has been checked
+            rhos[name] = rho
+            continue
         if rho.shape != mu.shape or not is_finite(rho):
             raise invalid("sigma", "Bayesian", f"positive and finite for each weight of '{name}'", rho)
         rhos[name] = rho

@@ -14,6 +14,7 @@ before log P(y_b|x_b,w) and N is still the number of examples: F is then KL[q ||
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from numbers import Integral
 from typing import Any, Literal
 
@@ -22,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bayesbackprop._batches import arguments
-from bayesbackprop._engine import Taker, costs
+from bayesbackprop._batches import arguments, check_arguments
+from bayesbackprop._engine import Taker, costs, unmoved
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -40,6 +41,7 @@ from bayesbackprop._errors import (
     is_on_the_stack,
     tensors_of,
 )
+from bayesbackprop._meta import is_meta
 from bayesbackprop._ranks import rank_of_ranks
 from bayesbackprop.complexity import minibatch_weights as checked_weights
 from bayesbackprop.likelihoods import Weighted
@@ -163,6 +165,9 @@ class FreeEnergy(nn.Module):
         self.temperature = check_not_negative(_OWNER, temperature=temperature)["temperature"]
         check_choice(_OWNER, ("sampled", "closed"), complexity=complexity)
         self.own_averaging = check_flag(_OWNER, own_averaging=own_averaging)["own_averaging"]
+        if is_meta(model):
+            constraint = "in memory: to_empty(device=...) first, and then load its weights (or load(path, net))"
+            raise invalid("model", _OWNER, constraint, Described("one on the meta device"))
         self.model = model
         self.complexity = complexity
         self.batch_size = batch_size
@@ -187,7 +192,8 @@ class FreeEnergy(nn.Module):
         """The cost of a minibatch.
 
         In training each call has new noise. In evaluation (``eval()`` of the objective or the model, or without
-        gradients) nothing changes: neither the noise nor the warm-up advances.
+        gradients) nothing changes: neither the noise nor the warm-up advances, nor do running statistics of batch
+        normalisation. In training these move once a step, however many draws it has.
 
         Args:
             inputs: What the network takes: a tensor, a tuple of positional or a mapping of keyword arguments.
@@ -231,6 +237,8 @@ class FreeEnergy(nn.Module):
         model = self.model
         args, kwargs = ((inputs,), {}) if isinstance(inputs, Tensor) else arguments(inputs)
         given, wanted = tensors_of(inputs if isinstance(inputs, Tensor) else (args, kwargs)), tensors_of(targets)
+        if not given:
+            check_arguments(_OWNER, args, kwargs)
         check_batch("inputs", _OWNER, given)
         check_batch("targets", _OWNER, wanted)
         rank, ranks = rank_of_ranks() if dist.is_initialized() else (0, 1)
@@ -252,7 +260,8 @@ class FreeEnergy(nn.Module):
         closed = self.complexity == "closed"
         # (2), averaged over the draws.
         draws = [model.draw(number, rank * self.draws + k, closed=closed) for k in range(self.draws)]
-        cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight, takes), weight)
+        with nullcontext() if advances else unmoved(draws[0].engine.normalising):
+            cost = Cost(*costs(draws, weighted, args, kwargs, targets, weight, takes), weight)
         _check_parts(cost)
         if advances:
             self._advance(step, cost)

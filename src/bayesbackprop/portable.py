@@ -88,7 +88,8 @@ class DrawnNetwork(nn.Module):
         draw = self.model.draw(0, index)
         names = list(draw.engine.parameters.by_name)
         weights = (stacked[0] for stacked in draw.engine.draws(draw.key, 1, names))
-        return functional_call(draw.engine.net, dict(zip(names, weights, strict=True)), args, kwargs)
+        found = functional_call(draw.engine.net, dict(zip(names, weights, strict=True)), args, kwargs)
+        return found if self.model.output is None else self.model.output(found)
 
 
 class EnsembleNetwork(nn.Module):
@@ -111,6 +112,7 @@ class EnsembleNetwork(nn.Module):
         super().__init__()
         check_type("EnsembleNetwork", Ensemble, "an Ensemble, such as model.ensemble(100)", ensemble=ensemble)
         self.net, self.likelihood, self.draws = _frozen(ensemble.net), _frozen(ensemble.likelihood), ensemble.draws
+        self.output = ensemble.output
         self._names = {f"draws_of_{name.replace('.', '_')}_{n}": name for n, name in enumerate(ensemble.weights)}
         for own, name in self._names.items():
             self.register_buffer(own, ensemble.weights[name])
@@ -123,6 +125,8 @@ class EnsembleNetwork(nn.Module):
             functional_call(self.net, {name: draws[number] for name, draws in stacked.items()}, args, kwargs)
             for number in range(self.draws)
         ]
+        if self.output is not None:
+            each = [self.output(found) for found in each]
         found = predictive_of_rows(self.likelihood, tree_map(lambda *parts: torch.cat(parts), *each), self.draws)
         return {"mean": found.mean, "variance": found.variance, "epistemic": found.epistemic}
 

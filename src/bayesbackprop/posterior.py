@@ -32,6 +32,11 @@ def softplus(rho: Tensor) -> Tensor:
     return F.softplus(rho, threshold=_LINEAR_ABOVE)
 
 
+def inverse_softplus(sigma: Tensor) -> Tensor:
+    """rho such that log(1 + exp(rho)) = sigma: rho = sigma + log(1 - exp(-sigma))."""
+    return sigma + torch.log(-torch.expm1(-sigma))
+
+
 def constant_rho(dtype: torch.dtype) -> float:
     """The rho of constant weights: so far down that weight decay does not bring it back, but finite, as -inf is not."""
     return max(-1e30, torch.finfo(dtype).min / 2)
@@ -135,17 +140,14 @@ InitialSigma = float | Callable[[Tensor], Tensor]
 def initial_rho(mu: Tensor, sigma: InitialSigma) -> Tensor:
     """rho such that log(1 + exp(rho)) = sigma: rho = sigma + log(1 - exp(-sigma))."""
     if not callable(sigma):  # the same for all weights
-        rho = _inverse_softplus(torch.tensor(check_positive("Bayesian", sigma=sigma)["sigma"], dtype=mu.dtype))
+        number = check_positive("Bayesian", sigma=sigma)["sigma"]
+        wanted = torch.tensor(number, dtype=mu.dtype, device="cpu")  # whatever the default device is
+        rho = inverse_softplus(wanted.double())
         return torch.full_like(mu, rho.item(), requires_grad=False)
     wanted = sigma(mu)
     if not isinstance(wanted, Tensor):
         raise invalid("sigma", "Bayesian", "a function of mu that gives a tensor of its shape", wanted)
-    return _inverse_softplus(wanted).to(mu.dtype)
-
-
-def _inverse_softplus(sigma: Tensor) -> Tensor:
-    exact = sigma.double()
-    return exact + torch.log(-torch.expm1(-exact))
+    return inverse_softplus(wanted.double()).to(mu.dtype)
 
 
 class Mirror(nn.Module):

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, distributions, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from bayesbackprop._batches import call_arguments
 from bayesbackprop._distributions import StudentT, as_column
 from bayesbackprop._engine import Slots, evaluating, lock, over_draws, substituting
 from bayesbackprop._errors import (
@@ -29,6 +30,7 @@ from bayesbackprop._errors import (
     invalid,
     tensors_of,
 )
+from bayesbackprop._trees import has_objects, map_tensors, own_objects, revive, tensors_in
 from bayesbackprop.likelihoods import Joint, Likelihood
 
 # What predictions may hold at a time unless told otherwise.
@@ -458,26 +460,18 @@ class JointPredictive(Predictive):
 
 
 @contextmanager
-def predicting(
-    owner: str, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, has_memory: bool = True
-) -> Iterator[None]:
-    """Within it ``net`` is evaluated. Refuses outputs that cannot be stacked, and tensors that it leaves on itself.
-
-    ``has_memory`` says whether ``owner`` takes ``memory``, which then is the way out.
-    """
-    before = [(module, dict(vars(module)), dict(module._buffers)) for module in net.modules()]
+def predicting(net: nn.Module) -> Iterator[None]:
+    """Within it ``net`` is evaluated. What it keeps on itself is then that of the last draw, as after a loop."""
     with evaluating(net):
         try:
             yield
-        except AttributeError:  # of what has no ``unsqueeze``, if it is not the network's own
-            _check_outputs(owner, net(*args, **kwargs))
-            raise
         finally:
-            kept = [name for module, *places in before for name in _put_back(module, *places)]
-    if kept:
-        constraint = "a network that keeps no tensor of parallel draws"
-        constraint += " (give memory=1 to run one after the other)" if has_memory else ""
-        raise invalid("net", owner, constraint, Described(f"one that keeps {kept}"))
+            seen: set[int] = set()
+            for module in net.modules():
+                revive(module._buffers, seen)
+                for name, value in list(vars(module).items()):
+                    if name not in _OF_ALL_MODULES and (revived := revive(value, seen)) is not value:
+                        vars(module)[name] = revived
 
 
 def has_hooks(net: nn.Module) -> bool:
@@ -488,43 +482,28 @@ def has_hooks(net: nn.Module) -> bool:
     return False
 
 
-def _put_back(module: nn.Module, attributes: dict[str, Any], buffers: dict[str, Any]) -> list[str]:
-    """Remove what ``vmap`` has left on a module, which nobody can use any more; the names of those attributes."""
-    kept: list[str] = []
-    for values, old in ((vars(module), attributes), (module._buffers, buffers)):
-        for name, value in list(values.items()):
-            if _is_wrapped(value):
-                values[name] = old.get(name)
-                kept.append(name)
-            elif isinstance(value, list | dict) and name not in _OF_ALL_MODULES:
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                places = [place for place, item in items if _is_wrapped(item)]
-                for place in reversed(places):
-                    del value[place]
-                kept += [name] if places else []
-    return kept
-
-
-def _is_wrapped(value: Any) -> bool:
-    """Whether a tensor belongs to a transform of ``torch.func``; torch has no public name for it."""
-    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
-def _check_outputs(owner: str, outputs: Any) -> None:
-    for leaf in tree_leaves(outputs):
-        if not isinstance(leaf, Tensor):
-            constraint = "a network whose output is a tensor, or tensors in tuples, lists and dicts"
-            raise invalid("net", owner, constraint, Described(f"one whose output holds a {type(leaf).__name__}"))
-
-
 class Ensemble:
-    """A fixed set of weight draws: ``ensemble(x)`` gives their outputs ``[draws, ...]``, ``predict`` averages them."""
+    """A fixed set of weight draws: ``ensemble(x)`` gives their outputs ``[draws, ...]``, ``predict`` averages them.
 
-    def __init__(self, net: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor]) -> None:
+    Args:
+        net: The network, of which it has a copy.
+        likelihood: P(y|x,w).
+        weights: Draws of parameters by name, ``[draws, ...]``.
+        output: What picks, from what the network returns, what the likelihood takes; None for all of it.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        weights: Mapping[str, Tensor],
+        output: Callable[[Any], Any] | None = None,
+    ) -> None:
         check_type("Ensemble", nn.Module, "a torch.nn.Module", net=net)
         check_type(
             "Ensemble", Likelihood, "a Likelihood, such as Categorical() or Gaussian(0.1)", likelihood=likelihood
         )
+        check_output("Ensemble", output)
         parameters = dict(net.named_parameters())
         tensors = list(weights.values()) if isinstance(weights, Mapping) else []
         fits = all(isinstance(tensor, Tensor) and tensor.dim() and len(tensor) for tensor in tensors) and all(
@@ -537,38 +516,50 @@ class Ensemble:
         with lock(net):
             self.net = copy.deepcopy(net)  # what is not random must not change either
         self.likelihood = copy.deepcopy(likelihood)
-        self.weights = dict(weights)
+        self.weights, self.output = dict(weights), output
         self._slots = Slots(self.net, list(self.weights))
         self.draws = len(next(iter(self.weights.values())))
 
     def __repr__(self) -> str:
         return f"Ensemble(draws={self.draws}, likelihood={self.likelihood!r})"
 
-    def __call__(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, memory: int = GIGABYTE, inputs: Any = None, **kwargs: Any) -> Any:
         """The outputs of all the draws, stacked along a new first dimension."""
         memory = check_count("Ensemble", memory=memory)["memory"]
+        args, kwargs = call_arguments("Ensemble", args, kwargs, inputs)
         check_batch("inputs", "Ensemble", tensors_of((args, kwargs)))
+        written = has_objects((args, kwargs))
 
         def chunk(start: int, stop: int) -> list[Tensor]:
             return [weight[start:stop] for weight in self.weights.values()]
 
-        with predicting("Ensemble", self.net, args, kwargs), substituting(self._slots) as call:
-            known = self._slots.needs
-            return over_draws(lambda *ws: call(ws, args, kwargs), chunk, self.draws, memory, known, (args, kwargs))
+        with predicting(self.net), substituting(self._slots) as call:
 
-    def predict(self, *args: Any, memory: int = GIGABYTE, **kwargs: Any) -> Predictive:
-        """The predictive distribution of the ensemble."""
-        return predictive(self.likelihood, self(*args, memory=memory, **kwargs), self.draws)
+            def run(*weights: Tensor) -> Any:
+                found = call(weights, *(own_objects((args, kwargs)) if written else (args, kwargs)))
+                return found if self.output is None else self.output(found)
+
+            return over_draws(run, chunk, self.draws, memory, self._slots.needs, (args, kwargs))
+
+    def predict(self, *args: Any, memory: int = GIGABYTE, inputs: Any = None, **kwargs: Any) -> Predictive:
+        """The predictive distribution of the ensemble; ``inputs`` as in :meth:`Bayesian.predict`."""
+        return predictive(self.likelihood, self(*args, memory=memory, inputs=inputs, **kwargs), self.draws)
+
+
+def check_output(owner: str, output: object) -> None:
+    """Refuse what does not pick from the output of a network, or would have to be trained and saved with it."""
+    if isinstance(output, nn.Module) or not isinstance(output, Callable | None):  # type: ignore[arg-type]
+        constraint = "None or a function of what the network returns, such as lambda o: o.logits (no module)"
+        raise invalid("output", owner, constraint, output)
 
 
 def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
-    """The predictive distribution from outputs ``[draws, B, ...]``."""
-    for output in tensors_of(outputs):
-        if output.dim() < 2:
-            constraint = "a network whose output has a row for each example"
-            raise invalid("net", "predict", constraint, Described("an output without dimensions"))
+    """The predictive distribution from outputs ``[draws, B, ...]``, among which may be ``[draws]``, such as a loss."""
+    if all(output.dim() < 2 for output in tensors_in(outputs)):
+        constraint = "a network whose output has a row for each example"
+        raise invalid("net", "predict", constraint, Described("an output without dimensions"))
     with torch.no_grad():
-        return predictive_of_rows(likelihood, tree_map(lambda output: output.flatten(0, 1), outputs), draws)
+        return predictive_of_rows(likelihood, map_tensors(_rows, outputs), draws)
 
 
 def predictive_of_rows(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
@@ -580,6 +571,11 @@ def predictive_of_rows(likelihood: Likelihood, outputs: Any, draws: int) -> Pred
     if isinstance(components, (distributions.Categorical, distributions.Bernoulli)):
         return ClassPredictive(components, draws)
     return ValuePredictive(components, draws)
+
+
+def _rows(output: Tensor) -> Tensor:
+    """All draws of all examples, one draw after the other."""
+    return output.flatten(0, 1) if output.dim() > 1 else output
 
 
 def _levels(q: Sequence[float]) -> list[float]:

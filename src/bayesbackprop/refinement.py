@@ -12,17 +12,17 @@ exact posterior stays as it is, whatever the step e (Neal, "MCMC using Hamiltoni
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
 
 from bayesbackprop._batches import Data, arguments, labelled
 from bayesbackprop._engine import Slots, call_with
 from bayesbackprop._errors import Described, check_count, check_flag, check_seed, check_type, invalid
+from bayesbackprop._trees import Outputs, map_tensors, tensors_in
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.prediction import Ensemble, predicting
@@ -52,9 +52,15 @@ class Refined(Ensemble):
     """
 
     def __init__(
-        self, net: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor], acceptance: float, r_hat: float
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        weights: Mapping[str, Tensor],
+        acceptance: float,
+        r_hat: float,
+        output: Callable[[Any], Any] | None = None,
     ) -> None:
-        super().__init__(net, likelihood, weights)
+        super().__init__(net, likelihood, weights, output)
         self.acceptance, self.r_hat = acceptance, r_hat
 
     def __repr__(self) -> str:
@@ -120,7 +126,7 @@ def refine(
             taken.append(share)
     r_hat, acceptance = split_r_hat(torch.stack(watched)), sum(taken) / len(taken)
     weights = {name: w.detach() for name, w in zip(target.names, target.weights(chains.theta), strict=True)}
-    refined = Refined(model.net, model.likelihood, weights, acceptance, r_hat)
+    refined = Refined(model.net, model.likelihood, weights, acceptance, r_hat, model.output)
     if not refined.has_converged:
         found = f"split R-hat is {r_hat:.2f}, not below {_CONVERGED} (acceptance {acceptance:.0%})"
         if acceptance < _STUCK:
@@ -203,18 +209,21 @@ class _Target:
             energy, outputs = self._minus_log_prior(ws), list[Tensor]()
             for (args, kwargs), targets in self._batches:
                 found = self._run(ws, args, kwargs)
-                flat = tree_map(lambda output: output.flatten(0, 1), found)
+                flat = map_tensors(lambda output: output.flatten(0, 1) if output.dim() > 1 else output, found)
                 log_probs = self._model.likelihood.log_prob(flat, targets)
                 energy = energy - log_probs.view(len(theta), -1).sum(1)
-                outputs += [output.detach()[:, :_WATCHED].flatten(1) for output in tree_leaves(found)][: not outputs]
+                rows = [output.detach() for output in tensors_in(found) if output.dim() > 1]
+                outputs += [output[:, :_WATCHED].flatten(1) for output in rows][: not outputs]
             (gradient,) = torch.autograd.grad(energy.sum(), theta)
         return _At(energy.detach(), gradient, outputs[0])
 
     def _run(self, ws: list[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         net = self._model.net
         try:
-            with predicting("refine", net, args, kwargs, has_memory=False), torch.enable_grad():
-                return vmap(lambda each: call_with(self._slots, each, args, kwargs))(ws)
+            with predicting(net), torch.enable_grad():
+                outputs, pick = Outputs(), self._model.engine().pick
+                found = vmap(lambda each: outputs.taken_apart(pick(call_with(self._slots, each, args, kwargs))))(ws)
+                return outputs.put_together(found)
         except RuntimeError as error:
             if "vmap" not in str(error) and "Batching rule" not in str(error):
                 raise

@@ -1,8 +1,8 @@
 """One safetensors file for a model: mu, rho, buffers and metadata. Loading never runs code from the file."""
 
 import os
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, check_flag, invalid, tensor_shape
 from bayesbackprop._files import OpenFile, check_same, reading, writing
+from bayesbackprop._meta import is_meta, materialise
 from bayesbackprop.families import AnyFamily, Diagonal
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
@@ -33,7 +34,7 @@ def save(model: Bayesian, path: str | os.PathLike[str], *, frozen: bool = True) 
         raise invalid("model", "save", "a Bayesian", model)
     check_flag("save", frozen=frozen)
     names = _layer_names(model.net)
-    contents = {
+    contents: dict[str, Any] = {
         "seed": model.seed,
         "centred": model.has_centre,
         "likelihood": likelihoods.describe(model.likelihood),
@@ -44,6 +45,7 @@ def save(model: Bayesian, path: str | os.PathLike[str], *, frozen: bool = True) 
             if entry.prior is not None
         },
         "families": [{"names": names, **families.describe(family)} for names, family in model.families],
+        **({} if model.output is None else {"picks_output": True}),
     }
     left_out = {} if frozen else _frozen(model)
     if left_out:
@@ -60,20 +62,23 @@ def load(
     *,
     likelihood: Likelihood | None = None,
     prior: Prior | Mapping[str, Prior] | None = None,
+    output: Callable[[Any], Any] | None = None,
 ) -> Bayesian:
     """The model in the file at ``path``, on ``net``, a module of the same architecture, which receives its means.
 
     Args:
         path: A file that :func:`save` wrote.
-        net: The network. It is changed only after the whole file has been checked against it. What a file was written
-            without, ``save(..., frozen=False)``, it must have.
+        net: The network. It is changed only after the whole file has been checked against it. One on the meta device
+            gets its memory then, on torch's default device, so that its weights exist only once. What a file was
+            written without, ``save(..., frozen=False)``, it must have.
         likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
         prior: Needed where the model had a prior of the user's own.
+        output: Needed where the model picked what its likelihood takes by a function, ``Bayesian(..., output=...)``.
     """
     if not isinstance(net, nn.Module):
         raise invalid("net", "load", "a torch.nn.Module", net)
     with reading(path, "model", "load") as file:
-        return _model(path, file, net, likelihood, prior)
+        return _model(path, file, net, likelihood, prior, output)
 
 
 def _model(
@@ -82,6 +87,7 @@ def _model(
     net: nn.Module,
     likelihood: Likelihood | None,
     prior: Prior | Mapping[str, Prior] | None,
+    output: Callable[[Any], Any] | None,
 ) -> Bayesian:
     """What :func:`load` returns."""
     with file.understanding():
@@ -106,6 +112,9 @@ def _model(
                     parameter.data = parameter.data.to(stored.dtype)
     if likelihood is None:
         raise invalid("likelihood", "load", "given, since the file has one of your own, which it cannot hold", None)
+    if output is None and file.contents.get("picks_output"):
+        constraint = "given, as it was to Bayesian (such as lambda o: o.logits), since a file cannot hold it"
+        raise invalid("output", "load", constraint, None)
     if prior is None:
         prior = {name: value for name, value in known.items() if value is not None}
         if own := sorted(known.keys() - prior.keys()):
@@ -125,6 +134,7 @@ def _model(
         select=lambda name, _: name in known,
         normalisation=True,
         centre="net" if centred else None,
+        output=output,
         seed=seed,
     )
     targets = _tensors(model)
@@ -134,7 +144,9 @@ def _model(
         if name not in targets or targets[name].shape != shape or name in file.tensors:
             got = Described(f"{path}, which was written without '{name}' of shape {list(shape)}")
             raise invalid("path", "load", "a file of the same network", got)
-        del targets[name]
+        if targets.pop(name).is_meta:
+            constraint = f"one that has what {path} was written without, such as '{name}'"
+            raise invalid("net", "load", constraint, Described("one with it on the meta device"))
     missing, unknown = sorted(targets.keys() - file.tensors.keys()), sorted(file.tensors.keys() - targets.keys())
     if missing or unknown:
         got = Described(f"{path}, where {missing or 'none'} are missing and {unknown or 'none'} are not in the network")
@@ -144,8 +156,17 @@ def _model(
         if given.shape != target.shape or given.dtype != target.dtype:
             constraint = f"a file whose '{name}' is {tensor_shape(target)}, as in the network"
             raise invalid("path", "load", constraint, Described(f"{tensor_shape(given)} in {path}"))
+    if is_meta(net):
+        left = sorted(name for name, buffer in net.named_buffers() if buffer.is_meta and f"net.{name}" not in targets)
+        if left:
+            constraint = f"one with values in the buffers that no file holds, {left} (made outside of torch.device)"
+            raise invalid("net", "load", constraint, Described("one with all of them on the meta device"))
     with file.understanding():
         file.check_finite("load", dict(model.named_buffers()))
+        if is_meta(model):
+            materialise(model)
+            model.seed = seed
+            targets = {name: tensor for name, tensor in _tensors(model).items() if name not in left_out}
         file.copy_to(targets)
     return model
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from bayesbackprop._batches import arguments
+from bayesbackprop._batches import hint_for
 from bayesbackprop._engine import evaluating, lock
 from bayesbackprop._errors import (
     Described,
@@ -46,7 +46,7 @@ from bayesbackprop.convergence import Convergence, falling
 from bayesbackprop.families import Mixture
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
-from bayesbackprop.optim import Adam
+from bayesbackprop.optim import IVON, Adam
 from bayesbackprop.prediction import ClassPredictive
 
 __all__ = [
@@ -187,7 +187,8 @@ def fit(
         n: The number of examples in the whole training set, which a :class:`Bayesian` needs. Known of a loader.
         optimiser: Any whose ``step`` needs no closure; :class:`Adam` unless given, with a rate of 3e-3, or of
             0.5 / sqrt(n) where the run is to converge. Of that one, the gradients of mu and rho are never in
-            ``.grad``, unless they are clipped or accumulated.
+            ``.grad``, unless they are clipped or accumulated. :class:`IVON` is made for an objective, which is then
+            the one that is minimised.
         scheduler: Of the learning rate, moved on after every step of the optimiser. Unless given, the rate of our own
             optimiser falls linearly to 0 over the second half of the run; that of any, at the end of one that
             converges.
@@ -222,8 +223,8 @@ def fit(
     converging = next((callback for callback in callbacks if isinstance(callback, Convergence)), None)
     if epochs is None and converging is None:
         callbacks = [converging := Convergence(), *callbacks]
-    objective = _objective(model, batches, n, converges=converging is not None)
-    _check_optimiser(objective, optimiser, scheduler)
+    objective = _objective(model, batches, n, optimiser, converges=converging is not None)
+    _check_optimiser(objective, optimiser, scheduler, clip)
     if device is not None:
         objective.to(device)
     place = next((parameter.device for parameter in objective.parameters()), torch.device("cpu"))
@@ -347,7 +348,9 @@ def _is_iterable(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
-def _objective(model: object, batches: Iterable[Any], n: int | None, converges: bool) -> nn.Module:
+def _objective(
+    model: object, batches: Iterable[Any], n: int | None, optimiser: Optimizer | None, converges: bool
+) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise invalid("model", "fit", "a Bayesian, or a module whose call gives a cost", model)
     if not model.training:
@@ -375,11 +378,15 @@ def _objective(model: object, batches: Iterable[Any], n: int | None, converges: 
             n = len(batches.dataset)  # type: ignore[attr-defined]
         except (AttributeError, TypeError):
             constraint = "given where the batches do not say how many examples the training set has"
+            if isinstance(batches, tuple):
+                constraint += " (Batches(x, y, batch_size) makes batches of two tensors, and torch.as_tensor tensors)"
             raise invalid("n", "fit", constraint, None) from None
         takes_all = isinstance(sampler, DistributedSampler) or type(sampler) in (RandomSampler, SequentialSampler)
         if isinstance(batches, DataLoader) and not (takes_all and len(sampler) >= n // ranks):
             constraint = "given where a sampler decides which examples belong to the training set"
             raise invalid("n", "fit", constraint, None)
+    if isinstance(optimiser, IVON) and optimiser.objective.model is model and optimiser.objective.n == n:
+        return optimiser.objective
     draws = _draws(model, converges)
     try:
         return FreeEnergy(model, n, draws=draws, complexity="closed")  # with less noise, where there is a closed form
@@ -397,7 +404,13 @@ def _draws(model: Bayesian, converges: bool) -> int:
     return components * math.ceil(least / components)
 
 
-def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object) -> None:
+def _check_optimiser(objective: nn.Module, optimiser: Optimizer | None, scheduler: object, clip: float | None) -> None:
+    if isinstance(optimiser, IVON):  # it reads sigma off the gradients
+        if objective is not optimiser.objective:
+            got = Described("an IVON of another")
+            raise invalid("optimiser", "fit", "one for this objective, or for this model and n", got)
+        if clip is not None:
+            raise invalid("clip", "fit", "None with IVON, for which the size of a gradient counts", clip)
     if isinstance(optimiser, torch.optim.LBFGS):
         raise invalid("optimiser", "fit", "one whose step needs no closure", Described("LBFGS"))
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -459,13 +472,18 @@ _Batch = tuple[Any, Any, dict[str, Any], int]
 def _prepared(batch: Any, device: torch.device, name: str = "batches") -> _Batch:
     """A batch on ``device``."""
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        got = Described(f"a {type(batch).__name__}")
-        raise invalid(name, "fit", "an iterable of pairs (inputs, targets), or of (inputs, targets, weights)", got)
+        got, hint = Described(f"a {type(batch).__name__}"), hint_for(batch)
+        if isinstance(batch, Tensor) or hint is not None:
+            hint = "Batches(x, y, batch_size) makes one of two tensors" + (f"; {hint}" if hint else "")
+        pairs = "an iterable of pairs (inputs, targets), or of (inputs, targets, weights)"
+        raise invalid(name, "fit", pairs + (f" ({hint})" if hint else ""), got)
     inputs, targets, *weights = (_of_each(part, lambda tensor: tensor.to(device, non_blocking=True)) for part in batch)
     for tensor in (*tensors_of(targets), *tensors_of(inputs)):
         if tensor.dim():
             return inputs, targets, {"weights": weights[0]} if weights else {}, len(tensor)
-    raise invalid(name, "fit", "an iterable of pairs (inputs, targets) of tensors", Described("none"))
+    hint = next(filter(None, map(hint_for, batch)), None)
+    pairs = "an iterable of pairs (inputs, targets) of tensors"
+    raise invalid(name, "fit", pairs + (f" ({hint})" if hint else ""), Described("none"))
 
 
 def _of_each(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -538,8 +556,7 @@ def _held_out(
     if not isinstance(objective, FreeEnergy):
         with evaluating(objective):
             return {"cost": (size * float(objective(inputs, targets, **weights)), size)}
-    args, kwargs = arguments(inputs)
-    predicted = objective.model.predict(*args, draws=_VALIDATION_DRAWS, **kwargs)
+    predicted = objective.model.predict(inputs=inputs, draws=_VALIDATION_DRAWS)
     log_prob = predicted.log_prob(targets)  # of each element of a target; an example may have many
     log_prob = log_prob.reshape(len(log_prob), -1).sum(1)
     counts = torch.ones_like(log_prob)

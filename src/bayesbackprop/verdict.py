@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from torch.utils._pytree import tree_map
 
 from bayesbackprop import _page
-from bayesbackprop._batches import Data, arguments, labelled, unlabelled
+from bayesbackprop._batches import OPTIONS, Data, arguments, labelled, unlabelled
 from bayesbackprop._errors import (
     Described,
     check_callable,
@@ -361,7 +361,10 @@ def predicting(
 
     def predict(inputs: Any) -> Predictive:
         args, kwargs = arguments(inputs, owner)
-        prediction = model.predict(*args, **kwargs, **options)
+        if kwargs.keys() & OPTIONS:  # names that the network's arguments share with those of predict
+            prediction = model.predict(inputs=inputs, **options)
+        else:
+            prediction = model.predict(*args, **kwargs, **options)
         if not isinstance(prediction, Predictive):
             got = Described(f"one that gives a {type(prediction).__name__}")
             raise invalid("model", owner, "one whose predict gives a Predictive", got)

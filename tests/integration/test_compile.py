@@ -53,6 +53,7 @@ def _assert_same_steps(eager: FreeEnergy, backend: str, **tolerance: float) -> N
     assert not counters["graph_break"]
 
 
+@pytest.mark.supports("Training", "torch.compile", "the eager step, by the three estimators")
 @each_estimator
 @pytest.mark.parametrize("complexity", ["sampled", "closed"])
 def test_a_compiled_step_is_the_eager_step(estimator: str, complexity: str) -> None:

@@ -109,6 +109,7 @@ def test_ranks_average_what_each_alone_would_give(case: str, ranks: list[dict[st
     assert [int(ranks[rank][case][STEPS]["step"]) for rank in range(RANKS)] == [STEPS] * RANKS
 
 
+@pytest.mark.supports("Training", "DistributedDataParallel", "two ranks are one process")
 @pytest.mark.parametrize("case", [name for name, case in CASES.items() if case["same"]])
 def test_two_ranks_are_one_process_with_twice_the_draws(case: str, ranks: list[dict[str, Any]]) -> None:
     options = CASES[case]["options"]

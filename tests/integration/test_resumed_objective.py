@@ -13,6 +13,7 @@ from small_runs import SEED, N, data
 pytestmark = pytest.mark.equivalence
 
 
+@pytest.mark.supports("Training", "state_dict and load_state_dict", "a resumed run is the uninterrupted one")
 @each_estimator
 @pytest.mark.parametrize("seed", [SEED, None], ids=["seed given", "seed left out"])
 def test_a_resumed_run_is_the_uninterrupted_run(estimator: str, seed: int | None, tmp_path: Path) -> None:

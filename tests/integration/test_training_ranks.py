@@ -174,6 +174,7 @@ def test_ranks_wait_for_the_selected_weights(ranks: Path) -> None:
     assert (ranks / "slow-0.json").read_text() == (ranks / "slow-1.json").read_text()
 
 
+@pytest.mark.supports("Training", "torchrun", "by `bbb train`")
 def test_the_command_under_torchrun(ranks: Path) -> None:
     assert json.loads((ranks / "command-0.txt").read_text())["epochs"] == EPOCHS
     assert (ranks / "command-1.txt").read_text() == ""

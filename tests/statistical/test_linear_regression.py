@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Bayesian, FreeEnergy, Gaussian, Normal
+from bayesbackprop import IVON, Bayesian, FreeEnergy, Gaussian, Normal
 from many_draws import each_step
 from ztests import assert_mean
 
@@ -84,6 +84,30 @@ def test_training_recovers_the_exact_mean_field_optimum(estimator: str, complexi
     # Averaged over the tail, what noise is left is a few hundredths of sigma.
     torch.testing.assert_close(torch.stack(mus).mean(0), problem.mean, atol=0.1 * float(problem.sigma.min()), rtol=0)
     torch.testing.assert_close(torch.stack(sigmas).mean(0), problem.sigma, atol=0, rtol=0.05)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+def test_ivon_comes_to_rest_at_the_exact_mean_field_optimum(estimator: str, temperature: float) -> None:
+    """Of the likelihood to the power 1 / T: the exact mean, and the diagonal of the exact precision."""
+    problem = Problem()
+    model = problem.model(estimator)
+    free_energy = FreeEnergy(model, n=N, draws=4, complexity="closed", temperature=temperature)
+    optimiser = IVON(free_energy, 0.05, betas=(0.9, 0.99), hess_init=20.0)
+    precision = problem.x.T @ problem.x / NOISE**2 / temperature + torch.eye(3, dtype=torch.float64) / PRIOR**2
+    mean = torch.linalg.solve(precision, problem.x.T @ problem.y / NOISE**2 / temperature).T
+    (q,) = model.posterior.values()
+    mus, precisions = [], []
+    for step in range(2000):
+        optimiser.zero_grad()
+        free_energy(problem.x, problem.y).backward()
+        optimiser.step()
+        if step >= 600:
+            mus.append(q.mu.detach().clone())
+            precisions.append(1 / q.variance.detach())
+    sigma = precision.diagonal().rsqrt()
+    torch.testing.assert_close(torch.stack(mus).mean(0), mean, atol=0.1 * float(sigma.min()), rtol=0)
+    torch.testing.assert_close(torch.stack(precisions).mean(0)[0].rsqrt(), sigma, atol=0, rtol=0.05)
 
 
 @pytest.mark.parametrize("complexity", ["sampled", "closed"])

@@ -154,16 +154,13 @@ def test_without_a_place_for_dropout_there_is_none() -> None:
 
 
 @pytest.mark.identities
-@pytest.mark.parametrize(
-    ("method", "module", "package"), [("Laplace", "laplace", "laplace-torch"), ("IVON", "ivon", "ivon-opt")]
-)
 def test_a_package_that_is_missing_is_named(
-    method: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    found = compared(methods=["plain", method], progress=True)
+    monkeypatch.setitem(sys.modules, "laplace", None)
+    found = compared(methods=["plain", "Laplace"], progress=True)
     assert list(found.verdicts) == ["plain"]
-    line = f'{method}: skipped: {package} is not installed: pip install "bayesbackprop[compare]"'
+    line = 'Laplace: skipped: laplace-torch is not installed: pip install "bayesbackprop[compare]"'
     assert line in str(found)
     assert line in capsys.readouterr().err
 
@@ -172,13 +169,13 @@ def test_a_package_that_is_missing_is_named(
 def test_a_package_that_fails_does_not_lose_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(ModuleType):
         @property
-        def IVON(self) -> Any:  # noqa: N802
+        def Laplace(self) -> Any:  # noqa: N802
             raise RuntimeError("it does not know this network")
 
-    monkeypatch.setitem(sys.modules, "ivon", Broken("ivon"))
-    found = compared(methods=["IVON", "plain"])
+    monkeypatch.setitem(sys.modules, "laplace", Broken("laplace"))
+    found = compared(methods=["Laplace", "plain"])
     assert list(found.verdicts) == ["plain"]
-    assert found.notes["IVON"] == "failed (RuntimeError): it does not know this network"
+    assert found.notes["Laplace"] == "failed (RuntimeError): it does not know this network"
 
 
 @pytest.mark.identities
@@ -248,10 +245,11 @@ def test_the_best_of_a_column_is_marked(found: Comparison) -> None:
 
 @pytest.mark.learning
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("method", "module"), [("Laplace", "laplace"), ("IVON", "ivon")])
+@pytest.mark.parametrize("method", ["Laplace", "IVON"])
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_others_learn_too(method: str, module: str, kind: str) -> None:
-    pytest.importorskip(module)
+def test_others_learn_too(method: str, kind: str) -> None:
+    if method == "Laplace":
+        pytest.importorskip("laplace")
     targets = (X[:, 0] > 0).long() if kind == "classes" else VALUES
     outputs = 2 if kind == "classes" else 1
     options: dict[str, Any] = {"methods": [method], "epochs": 60, "lr": 0.01, "draws": 30, "progress": False}
@@ -260,7 +258,8 @@ def test_others_learn_too(method: str, module: str, kind: str) -> None:
     assert one.verdicts[method].scores == again.verdicts[method].scores
     scores: Any = one.verdicts[method].scores
     assert scores.accuracy > 0.9 if kind == "classes" else scores.rmse < 0.5 * float(VALUES.std())
-    prediction = one.models[method].predict(X, draws=30, seed=0)
+    # Near the border of the classes, where no probability is rounded to 0.
+    prediction = one.models[method].predict(X / 4, draws=30, seed=0)
     assert bool((prediction.epistemic > 0).all())
 
 

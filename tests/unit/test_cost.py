@@ -302,6 +302,7 @@ def test_a_hook_on_the_cost_runs(wrap: Any) -> None:
     assert cost.grad is not None
 
 
+@pytest.mark.supports("Training", "LBFGS", "the cost in a closure")
 @wraps
 def test_lbfgs(wrap: Any) -> None:
     """A closure that returns a cost, always with the noise of one step: a function to be minimised."""
@@ -319,6 +320,7 @@ def test_lbfgs(wrap: Any) -> None:
     assert float(closure()) < float(first) - 0.5
 
 
+@pytest.mark.supports("Training", "GradScaler")
 @wraps
 def test_a_grad_scaler(wrap: Any) -> None:
     """With its scale the step is that without, and a scale that overflows skips it."""

@@ -116,6 +116,14 @@ def test_without_what_is_frozen_the_network_must_have_it(tmp_path: Path) -> None
         bbb.from_pretrained(tmp_path / "part", wider)
 
 
+def test_what_was_left_out_is_not_taken_from_the_meta_device(tmp_path: Path) -> None:
+    bbb.save_pretrained(make_model(), tmp_path, frozen=False)
+    with torch.device("meta"):
+        empty = make_net()
+    with pytest.raises(ValueError, match="it on the meta device"):
+        bbb.from_pretrained(tmp_path, empty)
+
+
 def test_the_hub_gives_back_what_was_put_there(hub: Hub) -> None:
     model = make_model()
     assert bbb.push_to_hub(model, "me/it", private=True, token="t", message="one") == "https://hub/me/it/commit/1"

@@ -83,6 +83,21 @@ def test_an_ensemble_network_predicts_as_the_ensemble() -> None:
         torch.testing.assert_close(found["epistemic"], wanted.epistemic)
 
 
+def test_what_picks_the_output_is_kept() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.layer(x), "inputs": x}
+
+    model = bbb.Bayesian(Both(), bbb.Categorical(), sigma=0.3, output=lambda found: found["logits"])
+    x, ensemble = torch.randn(5, 4), model.ensemble(3)
+    assert_close(bbb.DrawnNetwork(model)(torch.tensor(2), x), ensemble(x)[2])
+    assert_close(bbb.EnsembleNetwork(ensemble)(x)["epistemic"], ensemble.predict(x).epistemic)
+
+
 # --- torch.export -----------------------------------------------------------------------------------------------------
 
 

@@ -194,7 +194,7 @@ def test_padding_of_an_embedding_is_constant(estimator):
 def test_weight_decay_leaves_padding_constant(optimiser):
     model = Bayesian(nn.Embedding(5, 3, padding_idx=2), Categorical(), seed=0)
     free_energy = FreeEnergy(model, n=2)
-    optimise = optimiser(model.parameters(), lr=1e-3, weight_decay=1e-2)
+    optimise = optimiser(model.param_groups(weight_decay=1e-2), lr=1e-3)
     for _ in range(2):
         free_energy(torch.tensor([2, 1]), torch.tensor([0, 1])).backward()
         optimise.step()

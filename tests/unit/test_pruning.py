@@ -152,12 +152,12 @@ def test_draws_of_a_network_without_random_weights_are_constant(estimator: Any) 
 
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.1, nesterov=True),
-    "Adam": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1, amsgrad=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
-    "our Adam": lambda p: Adam([{"params": list(p), "weight_decay": 0.1}], 0.01),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9, weight_decay=0.1),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01, weight_decay=0.1),
+    "SGD": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.01),
+    "our Adam": lambda p: Adam(p, 0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
     "Rprop": lambda p: torch.optim.Rprop(p, 0.01),
 }
 
@@ -176,11 +176,11 @@ def _train(model: Bayesian, optimiser: torch.optim.Optimizer, steps: int = 10, s
 @pytest.mark.parametrize("old_state", [False, True], ids=["new", "with old momentum"])
 def test_training_leaves_pruned_weights_at_zero(make: Any, old_state: bool) -> None:
     model = _model()
-    before = make(model.parameters())
+    before = make(model.param_groups(weight_decay=0.1))
     _train(model, before)
     pruned = prune(model, 0.6)
     gone, left = _removed(pruned), copy.deepcopy(pruned.state_dict())
-    optimiser = make(pruned.parameters())
+    optimiser = make(pruned.param_groups(weight_decay=0.1))
     if old_state:
         optimiser.load_state_dict(before.state_dict())
         forget_momentum(pruned, optimiser)
@@ -233,7 +233,7 @@ def test_removed_weights_stay_removed_in_half_precision(pruned_first: bool, dtyp
     gone = _removed(pruned)
     assert int(gone.sum()) == len(gone) // 2
     x, y = torch.randn(4, 5).to(dtype), torch.randn(4, 3).to(dtype)
-    optimiser = torch.optim.SGD(pruned.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+    optimiser = torch.optim.SGD(pruned.param_groups(weight_decay=0.1), lr=0.01, momentum=0.9)
     for _ in range(2):
         optimiser.zero_grad()
         cost = FreeEnergy(pruned, n=100)(x, y)

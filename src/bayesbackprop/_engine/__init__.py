@@ -8,6 +8,7 @@ from bayesbackprop._engine.executors import Draw, Engine, costs
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.ops import draws
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator
+from bayesbackprop._engine.statistics import normalising, unmoved
 from bayesbackprop._engine.substitution import Slots, call_with, evaluating, lock, over_draws, substituting
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "evaluating",
     "kind_of",
     "lock",
+    "normalising",
     "over_draws",
     "plain_kernels",
     "substituting",
+    "unmoved",
 ]

@@ -32,22 +32,28 @@
 
 #define CONSTANT(rho) ((rho) < -1000) /* as in posterior.py */
 
-/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it.  Of NORMAL_KL and
- * LAPLACE_KL the complexity is not sampled at w: it is KL[q || P], in closed form. */
-#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE) X(NORMAL_KL) X(LAPLACE_KL)
+/* The priors by number; parameters.py numbers them in the order of PRIORS, which is handed to it.  Of those that end in _KL
+ * the complexity is not sampled at w: it is KL[q || P], in closed form. */
+#define PRIORS(X) X(NONE) X(NORMAL) X(MIXTURE) X(LAPLACE) X(NORMAL_KL) X(MIXTURE_KL) X(LAPLACE_KL)
 #define AS_CONSTANT(name) name,
 enum { PRIORS(AS_CONSTANT) };
-#define CLOSED(kind) ((kind) == NORMAL_KL || (kind) == LAPLACE_KL)
+#define CLOSED(kind) ((kind) >= NORMAL_KL)
+
+/* What the closed form of a mixture needs: its wider component, and the bump log(1 + narrow / wide) as Gaussians
+ * area_k / s_k exp(-w^2 / (2 s_k^2)), of which the last has the area and the spread of all together. */
+#define GAUSSIANS 8
+typedef struct { double wide, weight, areas[GAUSSIANS + 1], squares[GAUSSIANS + 1]; } Bump;
+#define WIDE_FROM 6 /* of a sigma in spreads of the bump: from here on the last Gaussian stands for all, to 1e-4 of the bump */
 
 /* One row of the table that Python hands over, fields of 8 bytes each.  This is their only definition: Python is handed
  * the names and types and builds its rows from them.  A kernel reads only the pointers it needs.
  *   wide: the tensors are float64, else float32;  deviates: w holds w - mu;  a, b, c: the numbers of the prior (Normal: sigma; mixture: pi, sigma1,
- *   sigma2; Laplace: scale);  gw, gm, gv: the gradients of w, of mu where it is used beside w (null: as that of w), and
+ *   sigma2; Laplace: scale);  bump: of MIXTURE_KL, a Bump;  gw, gm, gv: the gradients of w, of mu where it is used beside w (null: as that of w), and
  *   of sigma^2;  slope: -d log P(w) / dw where the prior is NONE, which grho may overwrite;  centre, gw, gv and slope may be null;  before: how many draws gmu and grho have from redraw already;  what
  *   begins with mu_ or rho_: of a step of Adam on mu and on rho. */
 #define FIELDS(INTEGER, POINTER, REAL_NUMBER) \
     INTEGER(n) INTEGER(stream) INTEGER(wide) INTEGER(deviates) INTEGER(before) INTEGER(kind) \
-    REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) \
+    REAL_NUMBER(a) REAL_NUMBER(b) REAL_NUMBER(c) POINTER(bump) \
     POINTER(mu) POINTER(rho) POINTER(centre) POINTER(w) POINTER(gw) POINTER(gm) POINTER(gv) POINTER(slope) POINTER(gmu) POINTER(grho) \
     ADAM(POINTER, REAL_NUMBER, mu) ADAM(POINTER, REAL_NUMBER, rho)
 /* step: how many there were, always a float;  m, v: the running means of the gradient and its square;  rate: lr, and for the
@@ -301,6 +307,7 @@ FUNCTION(redraw, 0)
 FUNCTION(backward, 0)
 FUNCTION(adam, 1)
 FUNCTION(backward_adam, 2)
+FUNCTION(ivon, 0)
 FUNCTION(variance, 0)
 FUNCTION(normal, 0)
 FUNCTION(signs, 0)
@@ -313,6 +320,7 @@ static PyMethodDef methods[] = {
     METHOD(backward, "(table, threads, 0, 0, 0, gc) -> the rest of the complexities, if before: gmu and grho from gw"),
     METHOD(adam, "(table, threads, 0, 0, 0, 0): a step of Adam on mu, whatever that is, from gmu"),
     METHOD(backward_adam, "(table, threads, 0, 0, 0, gc): as backward, and a step of Adam on mu and rho"),
+    METHOD(ivon, "(table, threads, 0, 0, 0, 1 / lambda): a step of IVON on mu and rho from gmu and grho"),
     METHOD(variance, "(table, threads, 0, 0, 0, 0): w = softplus(rho)^2"),
     METHOD(normal, "(table, threads, seed, step, draw, many): w[k] = eps of draw + k"),
     METHOD(signs, "(table, threads, seed, step, draw, 0): w = random signs"),

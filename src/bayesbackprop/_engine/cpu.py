@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from bayesbackprop._engine.parameters import PRIOR_KINDS, Parameters, prior_numbers
 from bayesbackprop.noise import Key
+from bayesbackprop.priors import GAUSSIANS, ScaleMixture
 
 if TYPE_CHECKING:
     from bayesbackprop._engine.small import Space
@@ -169,16 +171,28 @@ def _make_table(parameters: Parameters, memory: list[object]) -> Table | None:
             aligned = tensor.data_ptr() % tensor.itemsize == 0  # a view of bytes from a file may not be
             if not (same and aligned and tensor.dtype in TYPES and tensor.is_cpu):
                 return None
-    rows = bytearray()
+    rows, held = bytearray(), [tensor.untyped_storage() for tensor in parameters.tensors]
     row: dict[str, float] = dict.fromkeys(_NAMES, 0)
     for p, deviates in zip(parameters.each, parameters.deviates, strict=True):
         kind, a, b, c = prior_numbers(p.prior, parameters.closed)
         row |= {"n": p.q.mu.numel(), "stream": p.stream, "wide": p.q.mu.dtype is torch.float64}
-        row |= {"deviates": deviates, "kind": _KINDS[kind], "a": a, "b": b, "c": c}
+        row |= {"deviates": deviates, "kind": _KINDS[kind], "a": a, "b": b, "c": c, "bump": 0}
+        if parameters.closed and isinstance(p.prior, ScaleMixture):
+            bump = _bump(p.prior)
+            row["bump"] = bump.data_ptr()
+            held.append(bump.untyped_storage())
         rows += _ROW.pack(*row.values())
     odd = {column: tensors for column, tensors in columns.items() if not _readable(tensors)}
     _write(rows, {column: tensors for column, tensors in columns.items() if column not in odd}, [])
-    return Table(memory, bytes(rows), odd, [tensor.untyped_storage() for tensor in parameters.tensors])
+    return Table(memory, bytes(rows), odd, held)
+
+
+@lru_cache(maxsize=64)
+def _bump(prior: ScaleMixture) -> Tensor:
+    """What ``Bump`` of cpu.c holds: the wider component, and the Gaussians by area and by square."""
+    gaussians = prior.bump.gaussians if prior.bump.heights else [(0.0, 1.0)] * (GAUSSIANS + 1)
+    areas, squares = zip(*gaussians, strict=True)
+    return torch.tensor([*prior.wide, *areas, *squares], dtype=torch.float64)
 
 
 def _needed(parameters: Parameters) -> Table:
@@ -287,7 +301,8 @@ def backward(
         drawn: The table at the time of the draw, to refuse what was changed since.
         besides: df/dmu where mu is used beside w (None: it is not), df/dsigma^2 (None: 0), and -dlog P/dw where the
             kernels do not know P (None: 0).
-        to_rho: Where Delta_rho goes; it may be ``besides[2]``. None: to :func:`buffers`.
+        to_rho: Where Delta_rho goes; it may be ``besides[2]``, or ``ws`` where Delta_mu does not go there. None: to
+            :func:`buffers`.
     """
     now = table_now(parameters, drawn)
     if to_rho is None:
@@ -520,6 +535,39 @@ def backward_adam(given: Backward, moments: Moments) -> None:
         space.give_back()
 
 
+# --- IVON ------------------------------------------------------------------------------------------------------------
+
+
+def ivon(parameters: Parameters, means: Sequence[Tensor], numbers: Sequence[tuple[float, ...]], weight: float) -> bool:
+    """A step of IVON on all mu and rho from their gradients; False, and nothing is done, where the kernels cannot.
+
+    Args:
+        parameters: The parameters.
+        means: The running mean of the gradient of each mu, which is updated.
+        numbers: For each of them alpha, 1 / (1 - beta1^t), beta1 and beta2.
+        weight: 1 / lambda, the weight of the complexity.
+    """
+    if not available() or not kernels_wanted() or traced():
+        return False
+    now = table(parameters)
+    if now is None or now.odd or not gradients_readable(parameters.trained) or not _alike(means, parameters.mus):
+        return False
+    rows, held, half = bytearray(now.rows), list[Tensor](), len(means)
+    gradients = [tensor.grad for tensor in parameters.trained]
+    _write(rows, {_GMU: gradients[:half], _GRHO: gradients[half:]}, held)
+    addresses = [(0, mean.data_ptr(), 0) for mean in means]
+    _write_moments(rows, _OF_MU, Moments(addresses, [(*each, 0.0, 0.0) for each in numbers]))
+    _cpu.ivon(rows, torch.get_num_threads(), 0, 0, 0, weight)
+    _changed(parameters.trained)
+    return True
+
+
+def _alike(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether the kernels can write to ``tensors``, which are of the types and shapes of ``others``."""
+    same = list(map(_dtype_and_shape, tensors)) == list(map(_dtype_and_shape, others))
+    return same and all(map(_is_cpu, tensors)) and _readable(tensors)
+
+
 def _write_moments(rows: bytearray, first: int, moments: Moments) -> None:
     for place, (addresses, numbers) in enumerate(zip(*moments, strict=True)):
         _OF_ONE.pack_into(rows, place * _ROW.size + first, *addresses, *numbers)
@@ -556,13 +604,18 @@ def buffers(parameters: Parameters, purpose: str, like: Sequence[Tensor]) -> lis
     What a training step frees is tens of megabytes, which the C library hands back to the operating system; paging it
     in again at the next step takes up to a third of a plain one.
     """
-    if parameters.numel < _LARGE:
+    if not is_large(parameters):
         return [_empty(tensor) for tensor in like]
     with _taking:
         pools: list[list[Tensor]] = parameters.cache.setdefault(purpose, [])
         if len(pools) != len(like):
             pools[:] = [[] for _ in like]
         return [_unheld(pool, wanted).detach() for pool, wanted in zip(pools, like, strict=True)]
+
+
+def is_large(parameters: Parameters) -> bool:
+    """Whether memory for its weights is worth looking after."""
+    return parameters.numel >= _LARGE
 
 
 def buffers_for_rho(parameters: Parameters) -> list[Tensor]:

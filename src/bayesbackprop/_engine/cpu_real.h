@@ -104,25 +104,72 @@ INLINE int NAME(mixed)(const REAL *rho, int m) {
 }
 
 /* The numbers a prior needs: of each component (for mixtures two) the precision and the log of weight / sigma. */
-typedef struct { REAL p1, p2, a1, a2; double constant; } NAME(Prior);
+typedef struct { REAL p1, p2, a1, a2; double constant; REAL areas[GAUSSIANS + 1], squares[GAUSSIANS + 1], wide_from; } NAME(Prior);
 
 INLINE NAME(Prior) NAME(prior)(const Param *p) {
-    NAME(Prior) r = {0, 0, 0, 0, 0};
+    NAME(Prior) r = {0};
     if (p->kind == NORMAL || p->kind == NORMAL_KL) { r.p1 = (REAL)(1 / (p->a * p->a)); r.constant = -log(p->a); }
     if (p->kind == LAPLACE || p->kind == LAPLACE_KL) { r.p1 = (REAL)(1 / p->a); r.constant = 0.91893853320467274 - log(2 * p->a); }
     if (p->kind == MIXTURE) {
         r.p1 = (REAL)(1 / (p->b * p->b)); r.a1 = (REAL)(log(p->a) - log(p->b));
         r.p2 = (REAL)(1 / (p->c * p->c)); r.a2 = (REAL)(log1p(-p->a) - log(p->c));
     }
+    if (p->kind == MIXTURE_KL) {
+        const Bump *bump = (const Bump *)p->bump;
+        r.p1 = (REAL)(1 / (bump->wide * bump->wide)); r.constant = log(bump->weight) - log(bump->wide);
+        for (int k = 0; k <= GAUSSIANS; k++) r.areas[k] = (REAL)bump->areas[k], r.squares[k] = (REAL)bump->squares[k];
+        r.wide_from = WIDE_FROM * SQRT(r.squares[GAUSSIANS]);
+    }
     if (p->kind == NONE) r.constant = 0.91893853320467274;
     return r; /* constant: of log P(v) + log(2 pi) / 2, the part without v */
 }
 
+/* The first of a mixture's Gaussians that a block needs: where sigma is wide the last stands for all the others. */
+INLINE int NAME(first_gaussian)(const NAME(Prior) *r, int m, const REAL *sigma) {
+    int narrow = 0;
+#pragma omp simd reduction(| : narrow)
+    for (int j = 0; j < m; j++) narrow |= sigma[j] < r->wide_from;
+    return narrow ? 0 : GAUSSIANS;
+}
+#define COUNTS(k, sigma) (((k) == GAUSSIANS) == ((sigma) >= r->wide_from))
+
+/* The sum of the expectations of a mixture's bump over w: sum_k area_k / v_k exp(-v^2 / (2 v_k^2)), v_k^2 = s_k^2 + sigma^2.
+ * Of a constant weight, whose sigma is 0, there is none. */
+CLONES static double NAME(bumps)(const NAME(Prior) *r, int m, const REAL *sigma, const REAL *v) {
+    REAL sum = 0;
+    for (int k = NAME(first_gaussian)(r, m, sigma); k <= GAUSSIANS; k++) {
+        const REAL area = r->areas[k], square = r->squares[k];
+#pragma omp simd reduction(+ : sum)
+        for (int j = 0; j < m; j++) {
+            REAL precision = 1 / (square + sigma[j] * sigma[j]);
+            REAL height = area * SQRT(precision) * NAME(exp_minus)(v[j] * v[j] * precision / 2);
+            sum += sigma[j] > 0 && COUNTS(k, sigma[j]) ? height : 0;
+        }
+    }
+    return (double)sum;
+}
+
+/* Add to slope and spread, as of expected_slope, what the bump of a mixture has in them. */
+CLONES static void NAME(bump_slopes)(const NAME(Prior) *r, int m, const REAL *v, const REAL *sigma, REAL *slope, REAL *spread) {
+    for (int k = NAME(first_gaussian)(r, m, sigma); k <= GAUSSIANS; k++) {
+        const REAL area = r->areas[k], square = r->squares[k];
+#pragma omp simd
+        for (int j = 0; j < m; j++) {
+            REAL precision = 1 / (square + sigma[j] * sigma[j]), z = v[j] * v[j] * precision;
+            REAL height = area * precision * SQRT(precision) * NAME(exp_minus)(z / 2);
+            height = COUNTS(k, sigma[j]) ? height : 0;
+            slope[j] += height * v[j];
+            spread[j] += height * (1 - z) * sigma[j] * sigma[j];
+        }
+    }
+}
+#undef COUNTS
+
 /* In closed form v is the mean of w, less the centre.  It becomes the v at which -log P(v) is the expectation of -log P
- * over w: sqrt(E[v^2]) for a Normal prior, E|v| = sigma sqrt(2 / pi) exp(-u^2) + |v| erf(u), u = |v| / (sigma sqrt(2)), for
+ * over w: sqrt(E[v^2]) for a Normal prior and for the wider component of a mixture, E|v| = sigma sqrt(2 / pi) exp(-u^2) + |v| erf(u), u = |v| / (sigma sqrt(2)), for
  * a Laplace. */
 INLINE void NAME(expect)(int64_t kind, int m, const REAL *sigma, REAL *v) {
-    if (kind == NORMAL_KL) {
+    if (kind == NORMAL_KL || kind == MIXTURE_KL) {
 #pragma omp simd
         for (int j = 0; j < m; j++) v[j] = SQRT(v[j] * v[j] + sigma[j] * sigma[j]);
     } else if (kind == LAPLACE_KL) {
@@ -137,9 +184,10 @@ INLINE void NAME(expect)(int64_t kind, int m, const REAL *sigma, REAL *v) {
 /* Of the expectation of -log P over w: slope, the derivative by the mean, and spread, sigma times that by sigma. */
 INLINE void NAME(expected_slope)(int64_t kind, const NAME(Prior) *r, int m, const REAL *v, const REAL *sigma, REAL *slope, REAL *spread) {
     REAL p1 = r->p1;
-    if (kind == NORMAL_KL) {
+    if (kind == NORMAL_KL || kind == MIXTURE_KL) {
 #pragma omp simd
         for (int j = 0; j < m; j++) slope[j] = v[j] * p1, spread[j] = sigma[j] * sigma[j] * p1;
+        if (kind == MIXTURE_KL) NAME(bump_slopes)(r, m, v, sigma, slope, spread);
     } else if (kind == LAPLACE_KL) {
 #pragma omp simd
         for (int j = 0; j < m; j++) {
@@ -154,7 +202,7 @@ INLINE void NAME(expected_slope)(int64_t kind, const NAME(Prior) *r, int m, cons
  * what each factor is multiplied by. */
 INLINE REAL NAME(prior_at)(const int slopes, const int costs, const int given, int64_t kind, const NAME(Prior) *r, int m, const REAL *v, REAL *slope, REAL *factor) {
     REAL sum = 0, p1 = r->p1, p2 = r->p2, a1 = r->a1, a2 = r->a2, a = a1 - a2, b = (p2 - p1) / 2;
-    if (kind == NORMAL || kind == NORMAL_KL) {
+    if (kind == NORMAL || kind == NORMAL_KL || kind == MIXTURE_KL) {
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < m; j++) {
             if (slopes) slope[j] = v[j] * p1;
@@ -225,10 +273,11 @@ INLINE double NAME(draw_block)(const int mixed, const Call *call, const Param *p
         for (int j = 0; j < m; j++) v[j] += mu[j];
     if (centre)
         for (int j = 0; j < m; j++) v[j] -= centre[i + j];
+    const double bumps = p->kind == MIXTURE_KL ? NAME(bumps)(prior, m, spread, v) : 0;
     if (closed) NAME(expect)(p->kind, m, spread, v);
     if (mixed)
         for (int j = 0; j < m; j++) v[j] = FIXED(rho[j]) ? 0 : v[j];
-    return (double)sum + NAME(prior_cost)(0, 1, p->kind, prior, m, constants, v, NULL, factor);
+    return (double)sum - bumps + NAME(prior_cost)(0, 1, p->kind, prior, m, constants, v, NULL, factor);
 }
 
 CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first, int64_t count) {
@@ -242,7 +291,7 @@ CLONES static double NAME(draw)(const Call *call, const Param *p, int64_t first,
     return total;
 }
 
-/* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w) and gc, that of the
+/* The gradients of mu and rho in one block from gw, gm and gv (gmu may overwrite gm, gw or w; grho may overwrite w) and gc, that of the
  * complexity log q(w|theta) - log P(w).  In closed form the prior is met at mu, and its share in rho does not depend on w.
  * The noise is recovered, not generated again: sigma * eps is w - mu, to the rounding of the w that was really used.
  * Of several draws this is the last: gw is the sum of their gradients, gmu itself, and grho what redraw left.  Returns the
@@ -350,6 +399,8 @@ CLONES static double NAME(backward_adam)(const Call *call, const Param *p, int64
     }
     return 0;
 }
+
+#include "cpu_ivon.h"
 
 /* From one draw to the next, in one block.  With g_k the gradient at the weights w_k of draw k, that of its prior included,
  * and S_k = g_1 + ... + g_k,

@@ -6,8 +6,9 @@ path is one class and one entry of that list.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from bayesbackprop._engine.joint import Moments as JointMoments
 from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
+from bayesbackprop._engine.statistics import counted_once, normalising
 from bayesbackprop._engine.substitution import Slots, call_with, over_draws, substituting
 from bayesbackprop._errors import invalid, tensor_shape
+from bayesbackprop._trees import has_objects, own_objects
 from bayesbackprop.families import Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Role, stream
@@ -39,6 +42,7 @@ class Engine:
         priors: The prior of each Bayesian parameter by name.
         rules: The estimator of each of them that is not ``"shared"``.
         joints: The names of parameters that vary together, how, and the tensor that says so.
+        output: What picks, from what the network returns, what the likelihood takes; None for all of it.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Engine:
         priors: Mapping[str, Prior],
         rules: Mapping[str, Estimator],
         joints: Sequence[tuple[Sequence[str], Family, Tensor]] = (),
+        output: Callable[[Any], Any] | None = None,
     ) -> None:
         from bayesbackprop._engine.mlp import FullyConnected, FullyConnectedTogether  # which are executors
 
@@ -77,9 +82,11 @@ class Engine:
         self.single = self.parameters.subset([n for n in names if n not in together]) if joints else self.parameters
         self.closed = self.single.in_closed_form()
         self.shared = Slots(net, [name for name in names if name not in rules])
+        self.pick: Callable[[Any], Any] = output or _whole
+        self.normalising = normalising(net)
         self.any_module = AnyModule(self)
         quick: Executor | None = None
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and output is None:
             quick = FullyConnectedTogether.of(self) if joints else FullyConnected.of(net, self.parameters, self.rules)
         self.executors: list[Executor] = [*([quick] if quick else []), self.any_module]
 
@@ -138,6 +145,10 @@ class Engine:
         raise AssertionError("AnyModule runs everything")
 
 
+def _whole(output: Any) -> Any:
+    return output
+
+
 class Draw:
     """A set of weights and its complexity.
 
@@ -157,7 +168,7 @@ class Draw:
         self._complexity: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the network at this draw."""
+        """The output of the network at this draw, or what the model picks of it (``Bayesian(..., output=...)``)."""
         return self.engine.first("forward", self, args, kwargs)
 
     def cost(self, likelihood: Likelihood, args: tuple[Any, ...], kwargs: dict[str, Any], targets: Any) -> Tensor:
@@ -257,7 +268,11 @@ class Executor(ABC):
 
         ``weight`` is what the complexity will most likely be weighted with.
         """
-        each = [(draw.cost(likelihood, args, kwargs, targets), draw.complexity()) for draw in draws]
+
+        def of(draw: Draw) -> tuple[Tensor, Tensor]:
+            return draw.cost(likelihood, args, kwargs, targets), draw.complexity()
+
+        each = counted_once(draws[0].engine.normalising, [partial(of, draw) for draw in draws])
         return tuple(torch.stack(parts).mean() for parts in zip(*each, strict=True))
 
     def at_once(
@@ -294,7 +309,7 @@ class AnyModule(Executor):
         shared = self._engine.shared
         weights = [draw.weights[name] for name in shared.names] if shared.names else []
         with self._rules(draw):
-            return call_with(shared, weights, args, kwargs)
+            return self._engine.pick(call_with(shared, weights, args, kwargs))
 
     def outputs(self, key: Key, draws: int, memory: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine
@@ -310,12 +325,14 @@ class AnyModule(Executor):
             return [torch.arange(start, stop, device=device), *weights]
 
         with substituting(engine.shared) as call:
+            written = has_objects((args, kwargs))
 
             def run(index: Tensor, *weights: Tensor) -> Any:
+                given = own_objects((args, kwargs)) if written else (args, kwargs)
                 if not engine.rules:
-                    return call(weights, args, kwargs)
+                    return engine.pick(call(weights, *given))
                 with self._rules(Draw(engine, key._replace(draw=index), moments=moments)):
-                    return call(weights, args, kwargs)
+                    return engine.pick(call(weights, *given))
 
             return over_draws(run, chunk, draws, memory, engine.shared.needs, (args, kwargs))
 

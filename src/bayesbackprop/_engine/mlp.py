@@ -426,7 +426,7 @@ class _DrawAndRun(torch.autograd.Function):
             result, ctx.slope = likelihood.cost(output, targets), likelihood.slope(output, targets)
         ctx.net, ctx.parameters, ctx.table, ctx.key = net, parameters, table, key
         ctx.versions = cpu.versions(parameters) if any(ctx.needs_input_grad) else []
-        ctx.counts = [len(at.kept) for at in places]
+        ctx.counts, ctx.overwritten = [len(at.kept) for at in places], False
         kept = [tensor for at in places for tensor in at.kept]
         ctx.save_for_backward(*ws, *(at.x for at in places), *kept, *([output] if net.ends_in_function else []))
         ctx.set_materialize_grads(False)
@@ -439,6 +439,8 @@ class _DrawAndRun(torch.autograd.Function):
         cpu.check_way_back(parameters, ctx.versions)
         saved = iter(ctx.saved_tensors)
         ws = list(islice(saved, len(parameters.each)))
+        if ctx.overwritten:  # by an earlier pass over a graph that was kept; the same noise gives the same weights
+            ws, _ = cpu.draw(parameters, ctx.key, ctx.table)
         xs = list(islice(saved, len(ctx.counts)))
         places = [At(x, ws, ctx.key, tuple(islice(saved, count))) for x, count in zip(xs, ctx.counts, strict=True)]
         to_x: Tensor | None = None
@@ -453,6 +455,10 @@ class _DrawAndRun(torch.autograd.Function):
         # Delta_mu takes the place of a gradient, which nobody else sees.
         own = [by_w if by_mean is None else by_mean for by_mean, by_w in zip(to.mean, to.drawn, strict=True)]
         to_mu = [torch.empty_like(w) if place is None else place for w, place in zip(ws, own, strict=True)]
+        # In a large network Delta_rho takes the place of the weights, if nobody else sees them.
+        if to_rho is None and cpu.is_large(parameters):
+            ctx.overwritten = True
+            to_rho = cpu.own_or_new(parameters, "weights", ws, ops.holders_of_saved(result=False))
         to_mu, to_rho = cpu.backward(parameters, ws, to.drawn, share, to_mu, ctx.table, besides, to_rho)
         return (None, None, None, None, None, None, to_x, *to_mu, *to_rho)
 

@@ -27,7 +27,7 @@ from bayesbackprop._engine.parameters import KNOWN_PRIORS, PRIOR_KINDS, Paramete
 from bayesbackprop.complexity import prior_cost
 from bayesbackprop.noise import Key, Word
 from bayesbackprop.posterior import WeightPosterior
-from bayesbackprop.priors import LogDensity, Prior
+from bayesbackprop.priors import LogDensity, Prior, ScaleMixture
 
 # --- what the engine calls -------------------------------------------------------------------------------------------
 
@@ -141,21 +141,24 @@ class _Draw(torch.autograd.Function):
         else:
             # Delta_mu takes the place of the weights that nobody else sees any more: a third large copy is saved.
             ctx.overwritten = True
-            places = cpu.own_or_new(parameters, "weights", ws, _holders_of_saved())
+            places = cpu.own_or_new(parameters, "weights", ws, holders_of_saved())
             to_mu, to_rho = cpu.backward(parameters, ws, dense, share, places, ctx.table, besides, to_rho)
         return (None, None, None, *to_mu, *to_rho)
 
 
 @cache
-def _holders_of_saved() -> int:
-    """How many tensors share the memory of a result that a node saved, if nobody else holds it: torch decides."""
+def holders_of_saved(result: bool = True) -> int:
+    """How many tensors share the memory of what a node saved, if nobody else holds it: torch decides.
+
+    It may be a ``result`` of the node, or nothing that anyone else has seen.
+    """
 
     class Probe(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
-            result = torch.empty_like(x)
-            ctx.save_for_backward(result)
-            return result
+            made = torch.empty_like(x)
+            ctx.save_for_backward(made)
+            return made if result else made + 0
 
         @staticmethod
         def backward(ctx: Any, *_: Tensor) -> Tensor:
@@ -388,6 +391,8 @@ def _has_triton() -> bool:
 
 def _triton_takes(parameters: Parameters) -> bool:
     known = parameters.plain and all(tensor.dtype in cpu.TYPES for tensor in parameters.tensors)
+    if parameters.closed and any(isinstance(p.prior, ScaleMixture) for p in parameters.each):
+        return False  # whose closed form is written in C and in Python alone
     return known and parameters.mus[0].is_cuda and _has_triton()
 
 

@@ -20,7 +20,7 @@ KNOWN_PRIORS: dict[type[Prior], tuple[str, Callable[[Any], tuple[float, float, f
     Laplace: ("LAPLACE", lambda prior: (prior.scale, 0.0, 0.0)),
 }
 # Those of which the kernels also know KL[q || P] in closed form.
-CLOSED_PRIORS: tuple[type[Prior], ...] = (Normal, Laplace)
+CLOSED_PRIORS: tuple[type[Prior], ...] = (Normal, ScaleMixture, Laplace)
 PRIOR_KINDS = (
     "NONE",
     *(name for name, _ in KNOWN_PRIORS.values()),

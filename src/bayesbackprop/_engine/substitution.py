@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from bayesbackprop._engine import checkpointing, cpu
+from bayesbackprop._trees import Outputs
 
 _shape = attrgetter("shape")
 
@@ -244,6 +245,8 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 # Bytes of a result, on average over the operations of a network, below which a CPU takes longer to call them than to
 # compute them.
 _SMALL = 3 * 2**14
+# Bytes of a draw from which on one is made at a time: several need their sigma only once, and the memory of several.
+_LARGE_DRAW = 2**24
 
 
 class Needs(NamedTuple):
@@ -274,9 +277,14 @@ def over_draws(
     that is computed leaves the processor's cache. These run one after the other, and so does what has no ``vmap`` rule
     (recurrent layers).
     """
+    outputs = Outputs()
 
-    def alone(entries: list[Tensor]) -> list[Any]:
-        return [_unsqueeze(run(*entry)) for entry in zip(*(stacked.unbind() for stacked in entries), strict=True)]
+    def tensors(*entry: Tensor) -> Sequence[Tensor]:
+        return outputs.taken_apart(run(*entry))
+
+    def alone(entries: list[Tensor]) -> list[Sequence[Tensor]]:
+        each = (tensors(*entry) for entry in zip(*(stacked.unbind() for stacked in entries), strict=True))
+        return [[tensor.unsqueeze(0) for tensor in found] for found in each]
 
     entries = chunk(0, 1)
     is_cpu, size = entries[0].is_cpu, sum(stacked.nbytes for stacked in entries)
@@ -300,16 +308,17 @@ def over_draws(
             with warnings.catch_warnings():
                 # Where vmap falls back to a loop of its own it warns; ours is simpler and as fast.
                 warnings.filterwarnings("error", message="There is a performance drop")
-                results.append(vmap(run, randomness="different")(*chunk(done, stop)))
+                results.append(vmap(tensors, randomness="different")(*chunk(done, stop)))
             done = stop
         except (RuntimeError, UserWarning) as error:  # the first draw ran, so it is vmap that cannot
             if _out_of_memory(error):
                 raise
             parallel = False
-    together = max(1, min(at_a_time - 1, cpu.FEW))  # beside those of the first draw
+    # Beside those of the first draw, whose memory is used again if there is but one.
+    together = max(1, min(at_a_time - 1, cpu.FEW)) if size < _LARGE_DRAW else 1
     for start in range(done, draws, together):
         results += alone(chunk(start, min(draws, start + together)))
-    return tree_map(lambda *parts: torch.cat(parts), *results)
+    return outputs.put_together(map(torch.cat, zip(*results, strict=True)))
 
 
 def _kind(argument: Any) -> Hashable:
@@ -317,13 +326,6 @@ def _kind(argument: Any) -> Hashable:
     if isinstance(argument, Tensor):
         return argument.shape, argument.dtype
     return (argument if isinstance(argument, bool | int | float | str) else None), type(argument)
-
-
-def _unsqueeze(output: Any) -> Any:
-    """What a network has computed, with a first dimension for the draws."""
-    if isinstance(output, Tensor):  # the usual case, and quick
-        return output.unsqueeze(0)
-    return tree_map(lambda tensor: tensor.unsqueeze(0), output)
 
 
 def _out_of_memory(error: Exception) -> bool:

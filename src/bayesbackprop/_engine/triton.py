@@ -25,7 +25,7 @@ from bayesbackprop.noise import LANES, Word
 # (LAPLACE, scale, 0, 0); (NONE, 0, 0, 0) leaves log P(w) out of the complexity. Of NORMAL_KL and LAPLACE_KL the
 # complexity is KL[q || P] in closed form.
 Prior: TypeAlias = tuple[int, float, float, float]
-NONE, NORMAL, MIXTURE, LAPLACE, NORMAL_KL, LAPLACE_KL = range(6)
+NONE, NORMAL, MIXTURE, LAPLACE, NORMAL_KL, MIXTURE_KL, LAPLACE_KL = range(7)
 
 # The first word of a Philox counter numbers the blocks of a tensor. It has 32 bits, and a block yields 4 numbers.
 MOST_ELEMENTS = 4 * 2**32

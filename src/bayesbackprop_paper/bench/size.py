@@ -1,4 +1,4 @@
-"""A network of fifty million weights: what it takes to make it, to train it, to save it and to load it."""
+"""A network of fifty million weights: what it takes to make it, to train it, to predict, to save it and to load it."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,6 +22,8 @@ from bayesbackprop_paper.timing import interleaved, milliseconds
 
 _CONTENDERS = {"plain": SGD, OURS.name: OURS}
 _MEGABYTE = 2**20
+# Of a prediction.
+_DRAWS = 10
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Taken(NamedTuple):
 
 
 def size(config: Config, sizes: Sizes) -> list[Row]:
-    """Time and peak memory of construction, a first step, saving and loading, each in a fresh process."""
+    """Time and peak memory of construction, a first step, a prediction, saving and loading, each in a fresh process."""
     task, run = fully_connected(sizes.sizes), config.run
     with tempfile.TemporaryDirectory() as folder:
 
@@ -117,6 +119,13 @@ def _first_step(asked: Asked) -> Callable[[], object]:
     return Step(_CONTENDERS[asked.name], asked.task, *asked.task.data(asked.sizes.batch))
 
 
+def _prediction(asked: Asked) -> Callable[[], object]:
+    module, (x, _) = asked.module(), asked.task.data(asked.sizes.batch)
+    if isinstance(module, Bayesian):
+        return lambda: module.predict(x, draws=_DRAWS)
+    return torch.no_grad()(lambda: module.eval()(x))
+
+
 def _saving(asked: Asked) -> Callable[[], object]:
     module = asked.module()
     if isinstance(module, Bayesian):
@@ -135,6 +144,7 @@ def _loading(asked: Asked) -> Callable[[], object]:
 _PHASES: Mapping[str, tuple[Callable[[Asked], Callable[[], object]], Mapping[str, str]]] = {
     "construction": (_construction, {"plain": "the network", OURS.name: "the network, Bayesian, FreeEnergy"}),
     "first step": (_first_step, {"plain": "plain loss, SGD", OURS.name: "scale mixture, sampled, SGD"}),
+    "prediction": (_prediction, {"plain": "net(x)", OURS.name: f"model.predict(x, draws={_DRAWS})"}),
     "saving": (_saving, {"plain": "torch.save(net.state_dict(), file)", OURS.name: "save(model, file)"}),
     "loading": (_loading, {"plain": "net.load_state_dict(torch.load(file))", OURS.name: "load(file, net)"}),
 }

@@ -15,6 +15,7 @@ import rich.table
 import torch
 import typer
 
+from bayesbackprop._version import __version__
 from bayesbackprop.callbacks import Callback, TensorBoard
 from bayesbackprop.training import TerminatedError, distributed
 from bayesbackprop_paper import data
@@ -80,14 +81,6 @@ class _Extent:
         self.run(configs, images)
         return {config: self.runs / table1.name_of(config) for config in configs}
 
-    def trained_to_be_pruned(self, images: data.Images) -> dict[mnist.Config, Path]:
-        """The folders of the networks of Table 2."""
-        runs = self.runs / "table2"
-        configs = [table1.sized(table2.RECIPE, self.units[0], seed, self.epochs) for seed in range(self.seeds)]
-        for config in configs:
-            table1.finished(config, images, runs, _command(), progress, curve=False)
-        return {config: runs / table1.name_of(config) for config in configs}
-
 
 def _extent(
     quick: bool,
@@ -122,6 +115,9 @@ def reproduce_table1(
     temperatures: Annotated[
         list[float], typer.Option("--temperature", min=0, help="Of the complexity; 1 is the paper's cost.")
     ] = [1.0],  # noqa: B006
+    verify: Annotated[
+        list[str], typer.Option(metavar="ROW", help="Train a row again, and say whether it is the same to the digit.")
+    ] = [],  # noqa: B006
     quick: Quick = False,
     runs: Runs = _RUNS,
     results: Results = None,
@@ -129,14 +125,34 @@ def reproduce_table1(
 ) -> None:
     """Test errors on MNIST. Hours; can be stopped and started again at any time.
 
+    A row of results/table1.json is verified by its name.
+
     Example: `bbb reproduce table1 --method bbb-mixture --units 400 --seeds 1`
+
+    Example: `bbb reproduce table1 --verify sgd-400-40epochs-seed0`
     """
+    if verify:
+        _verify(verify, runs, results or _RESULTS)
+        return
     set_threads(threads)
     for method in methods:
         _check_method(method, list(table1.RECIPES))
     extent = _extent(quick, _UNITS, units, seeds, epochs, runs, results)
     _show(extent.run(extent.cells(methods, temperatures), data.mnist()))
     _wrote(extent.results, "table1")
+
+
+def _verify(names: Sequence[str], runs: Path, results: Path) -> None:
+    """Train rows of Table 1 again; the exit code is 1 if one is not the same."""
+    console, images, changed = rich.console.Console(soft_wrap=True, highlight=False), data.mnist(), False
+    for name in names:
+        was, now = table1.verify(name, images, runs, results, _command(), progress)
+        differences = table1.differing(was, now)
+        changed = changed or bool(differences)
+        listed = ", ".join(f"{what} was {before} and is {after}" for what, (before, after) in differences.items())
+        console.print(f"{name}: {listed or f'the same, test error {now.test_error:.2f} %'}")
+    if changed:
+        raise typer.Exit(1)
 
 
 def _figure(
@@ -169,13 +185,17 @@ def _shown(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
     return extent.trained(list(figures.STYLE), images)
 
 
+def _bayesian(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
+    return extent.trained(["bbb-mixture"], images)
+
+
 _figure("fig2", _shown, figures.fig2, "The test error as training progresses")
 _figure("fig3", _shown, figures.fig3, "Densities of the trained weights")
 _figure(
     "fig4",
-    _Extent.trained_to_be_pruned,
+    _bayesian,
     figures.fig4,
-    "Density and CDF of the signal-to-noise ratio of the weights of the network of table2",
+    "Density and CDF of the signal-to-noise ratio of the weights",
 )
 
 
@@ -189,7 +209,7 @@ def reproduce_table2(
     results: Results = None,
     threads: Threads = None,
 ) -> None:
-    """Test error, file size and latency after pruning by signal-to-noise ratio.
+    """Test error, file size and latency of Table 1's networks, pruned by signal-to-noise ratio.
 
     Example: `bbb reproduce table2 --seeds 1`
     """
@@ -197,15 +217,15 @@ def reproduce_table2(
     images = data.mnist()
     found: list[table2.Row] = []
     extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
-    for config, folder in extent.trained_to_be_pruned(images).items():
+    for config, folder in _bayesian(extent, images).items():
         model = figures.bayesian_in(folder)
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
     with locked(extent.results):
         path = extent.results / "table2.csv"
         table2.write(path, [*table2.read(path), *found])
         table2.draw(table2.largest(table2.read(path)), extent.results / "table2")
-        recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
-        remember(extent.results / "table2.json", f"{extent.units[0]} units", {"command": _command(), **recipe})
+        made = {"command": _command(), "version": __version__}
+        remember(extent.results / "table2.json", f"{extent.units[0]} units", made)
     columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
     table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
     for row in found:

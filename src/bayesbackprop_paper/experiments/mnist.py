@@ -3,8 +3,8 @@
 import functools
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,27 +13,37 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesbackprop._errors import Described, check_count, check_not_negative, check_positive, check_probability, invalid
+from bayesbackprop._engine import ESTIMATORS, Estimator, evaluating
+from bayesbackprop._errors import (
+    Described,
+    check_choice,
+    check_count,
+    check_not_negative,
+    check_positive,
+    check_probability,
+    invalid,
+)
 from bayesbackprop._files import read, read_checkpoint, write_atomically
 from bayesbackprop._networks import mlp
 from bayesbackprop._version import __version__
 from bayesbackprop.callbacks import Callback
+from bayesbackprop.evaluation import error, score
 from bayesbackprop.export import SparseNetwork, save_sparse
 from bayesbackprop.likelihoods import Categorical
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
+from bayesbackprop.prediction import Predictive
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
-from bayesbackprop.pruning import prune
 from bayesbackprop.saving import save
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.recipe import (
     BEST,
     CHECKPOINT,
+    EVALUATED,
     Examples,
     Experiment,
     PointEstimate,
     Schedule,
-    error_percent,
     seeded,
     selected,
 )
@@ -58,6 +68,8 @@ class Config:
         schedule: How to train.
         temperature: A factor on the complexity; 1 is the paper's cost.
         draws: Monte Carlo samples a step.
+        estimator: How the noise of the weights enters a training step.
+        complexity: Whether the complexity cost is sampled, as in the paper, or its expectation in closed form.
         pi: Of the scale mixture.
         sigma1: Of the scale mixture, the slab.
         sigma2: Of the scale mixture, the spike.
@@ -65,7 +77,6 @@ class Config:
         sigma: The initial standard deviation of the posterior.
         dropout: How likely dropout is to forget a unit, the inputs among them.
         prediction_draws: Networks to average in the final evaluation.
-        pruned: Select the epoch by the validation error without this fraction of the weights.
         start: The experiment whose selected weights are the initial means; none for random ones.
         seed: Of the initial weights and all noise.
     """
@@ -75,6 +86,8 @@ class Config:
     schedule: Schedule = field(default_factory=Schedule)
     temperature: float = 1.0
     draws: int = 1
+    estimator: Estimator = "shared"
+    complexity: Literal["sampled", "closed"] = "sampled"
     pi: float = 0.25
     sigma1: float = math.exp(-1)
     sigma2: float = math.exp(-7)
@@ -82,7 +95,6 @@ class Config:
     sigma: float = 0.0067
     dropout: float = 0.3
     prediction_draws: int = 100
-    pruned: float = 0.0
     start: "Config | None" = None
     seed: int = 0
 
@@ -93,11 +105,11 @@ class Config:
         check_count("Config", least=0, seed=self.seed)
         check_positive("Config", sigma=self.sigma, prior_sigma=self.prior_sigma)
         check_not_negative("Config", temperature=self.temperature)
-        check_probability("Config", pruned=self.pruned, dropout=self.dropout)
+        check_choice("Config", ESTIMATORS, estimator=self.estimator)
+        check_choice("Config", ("sampled", "closed"), complexity=self.complexity)
+        check_probability("Config", dropout=self.dropout)
         if self.dropout == 1:
             raise invalid("dropout", "Config", "below 1, where nothing would be left", self.dropout)
-        if self.pruned and not self.is_bayesian:
-            raise invalid("pruned", "Config", "0 where there is no distribution on the weights", self.pruned)
 
     @property
     def row(self) -> str:
@@ -121,7 +133,7 @@ class Config:
         """What one may tune: other numbers change nothing with this method."""
         names = {"learning_rate"}
         if self.is_bayesian:
-            names |= {"draws", "temperature", "rho_rate", "sigma"}
+            names |= {"draws", "estimator", "complexity", "temperature", "rho_rate", "sigma"}
         names |= {"pi", "sigma1", "sigma2"} if self.method == "bbb-mixture" else set()
         names |= {"prior_sigma"} if self.method in ("bbb-gaussian", "map-gaussian", "map-laplace") else set()
         names |= {"dropout"} if self.method == "dropout" else set()
@@ -135,7 +147,10 @@ class Config:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run gave; ``prediction`` is by the mean network or by drawn ones, as the validation set chose."""
+    """What one run gave; ``prediction`` is by the mean network or by drawn ones, as the validation set chose.
+
+    Errors and ``test_ece``, the calibration error, are in percent, ``test_nll`` in nats per image.
+    """
 
     method: str
     units: int
@@ -145,6 +160,8 @@ class Result:
     selected_epoch: int
     validation_error: float
     test_error: float
+    test_nll: float
+    test_ece: float
     seconds: float
     prediction: str
 
@@ -187,10 +204,11 @@ def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> 
             raise invalid("start", "prepare", "the folder of the run to start from", start)
         _copy_means(config.start, start, net)
     if config.is_bayesian:
-        model = Bayesian(net, Categorical(), config.prior, sigma=config.sigma, seed=config.seed)
-        objective = FreeEnergy(model, n, draws=config.draws, temperature=config.temperature)
-        error = functools.partial(_error_without, model, config.pruned) if config.pruned else None
-        return Experiment(objective, net, config.schedule, folder, about, error)
+        options = {"sigma": config.sigma, "estimator": config.estimator, "seed": config.seed}
+        model = Bayesian(net, Categorical(), config.prior, **options)  # type: ignore[arg-type]
+        cost = {"complexity": config.complexity, "temperature": config.temperature}
+        objective = FreeEnergy(model, n, draws=config.draws, **cost)  # type: ignore[arg-type]
+        return Experiment(objective, net, config.schedule, folder, about)
     prior = config.prior if config.method.startswith("map") else None
     return Experiment(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
 
@@ -213,13 +231,14 @@ def run(
     watched = {"validation": validation, "test": test} if curve else {"validation": validation}
     history = job.train(training, watched, *callbacks)
     job.load_best()
-    errors: dict[str, Callable[[Examples], float]] = {"mean": functools.partial(error_percent, job.net)}
+    predictions: dict[str, Callable[[Tensor], Predictive | Tensor]] = {"mean": functools.partial(_by_mean, job.net)}
     if isinstance(job.objective, FreeEnergy):
-        errors["draws"] = functools.partial(_error_of_draws, job.objective.model, config.prediction_draws)
+        predictions["draws"] = functools.partial(job.objective.model.predict, draws=config.prediction_draws)
     if not dist.is_initialized() or dist.get_rank() == 0:
         _ship(job, folder / MODEL)
-    on_validation = {name: error(validation) for name, error in errors.items()}
+    on_validation = {name: error(by(validation.inputs), validation.targets) for name, by in predictions.items()}
     prediction = min(on_validation, key=on_validation.__getitem__)
+    scores = score(predictions[prediction](test.inputs), test.targets)
     return Result(
         method=config.row,
         units=config.units,
@@ -227,8 +246,10 @@ def run(
         seed=config.seed,
         epochs=config.epochs,
         selected_epoch=config.epochs - config.schedule.epochs + int(selected(history)["epoch"]),
-        validation_error=on_validation[prediction],
-        test_error=errors[prediction](test),
+        validation_error=100 * on_validation[prediction],
+        test_error=100 * scores.error,
+        test_nll=scores.nll,
+        test_ece=100 * scores.ece,
         seconds=sum(record["seconds"] for record in history),
         prediction=prediction,
     )
@@ -244,7 +265,7 @@ def began(folder: Path) -> Config:
     prefix = "schedule."
     with file.understanding():
         schedule = {name.removeprefix(prefix): about.pop(name) for name in list(about) if name.startswith(prefix)}
-        return _config({**about, "schedule": schedule})
+        return configuration({**about, "schedule": schedule})
 
 
 def write_result(config: Config, folder: Path, result: Result, command: str) -> None:
@@ -278,11 +299,12 @@ def describe(config: Config) -> dict[str, object]:
     return {**asdict(config), "version": __version__}
 
 
-def _config(fields: dict[str, Any]) -> Config:
-    """A configuration from what :func:`dataclasses.asdict` made of it."""
-    start = fields["start"]
-    schedule = Schedule(**fields["schedule"])
-    return Config(**{**fields, "schedule": schedule, "start": None if start is None else _config(start)})
+def configuration(made: Mapping[str, Any]) -> Config:
+    """The configuration that :func:`describe` described; what it did not know yet was as it is by default."""
+    known = {each.name: made[each.name] for each in fields(Config) if each.name in made}
+    start = known.get("start")
+    known["schedule"] = Schedule(**known["schedule"])
+    return Config(**{**known, "start": None if start is None else configuration(start)})
 
 
 def _ship(job: Experiment, path: Path) -> None:
@@ -307,10 +329,6 @@ def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
             own.copy_(theirs)
 
 
-def _error_without(model: Bayesian, fraction: float, _: nn.Module, examples: Examples) -> float:
-    return error_percent(prune(model, fraction).net, examples)
-
-
-def _error_of_draws(model: Bayesian, draws: int, examples: Examples) -> float:
-    wrong = model.predict(examples.inputs, draws=draws).labels != examples.targets  # type: ignore[attr-defined]
-    return 100 * float(wrong.float().mean())
+def _by_mean(net: nn.Module, inputs: Tensor) -> Tensor:
+    with evaluating(net):
+        return torch.cat([net(part).softmax(1) for part in inputs.split(EVALUATED)])

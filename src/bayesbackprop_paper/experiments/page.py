@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,35 +172,53 @@ def tables(results: Path) -> list[Table]:
 
 def _table1(results: Path) -> list[Table]:
     found = table1.read(results / "table1.csv")
-    cells, sizes = table1.summary(found), table1.units_of(found)
-    rows: list[list[str]] = []
-    for method, temperature, epochs in sorted(
-        {(method, temperature, epochs) for method, temperature, _, epochs in cells}
-    ):
-        row = [table1.line_of(method, temperature), str(epochs)]
-        for units in sizes:
-            error, spread, seeds = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
-            row += [_cell(error, spread, seeds), str(table1.published(method, units) or "")]
-        rows.append(row)
+    sizes = table1.units_of(found)
+    columns = {name: table1.summary(found, name) for name in ("test_error", "test_nll", "test_ece")}
+    lines = sorted({(method, temperature, epochs) for method, temperature, _, epochs in columns["test_error"]})
+    errors: list[list[str]] = []
+    scores: list[list[str]] = []
+    for method, temperature, epochs in lines:
+        cells = {
+            name: [each.get((method, temperature, units, epochs)) for units in sizes] for name, each in columns.items()
+        }
+        papers = [str(table1.published(method, units) or "") for units in sizes]
+        named = [table1.line_of(method, temperature), str(epochs)]
+        errors.append([*named, *chain(*zip(map(_cell, cells["test_error"]), papers, strict=True))])
+        nlls = [_score(cell, 4) for cell in cells["test_nll"]]
+        eces = [_score(cell, 2) for cell in cells["test_ece"]]
+        scores.append([named[0], *chain(*zip(nlls, eces, strict=True))])
     about = (
         "Test error in %, mean and standard deviation over seeds (how many in brackets). Epoch and way of predicting "
         "were chosen on the validation set. A temperature below 1 weakens the complexity cost; without one it is the "
         "paper's."
     )
+    calibrated = (
+        "The same networks on the test set, means over seeds: the negative log-likelihood in nats per image, and the "
+        "expected calibration error in % (15 bins)."
+    )
     made = results / "table1.json"
     text = [about, table1.difference(found), *_times(made), *_versions(made)]
-    columns = ["method", "epochs", *(column for units in sizes for column in (f"2x{units}", "paper"))]
-    return [Table("table1", "Table 1: MNIST", text, columns, rows, _commands(made))]
+    heads = ["method", "epochs", *chain(*([f"2x{units}", "paper"] for units in sizes))]
+    score_heads = ["method", *chain(*([f"2x{units}: NLL", "ECE"] for units in sizes))]
+    return [
+        Table("table1", "Table 1: MNIST", text, heads, errors, _commands(made)),
+        Table("table1-scores", "Table 1: likelihood and calibration", [calibrated], score_heads, scores, []),
+    ]
 
 
 def _count(seeds: int) -> str:
     return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
-def _cell(error: float, spread: float, seeds: int) -> str:
-    if not seeds:
+def _cell(cell: tuple[float, float, int] | None) -> str:
+    if cell is None:
         return _MISSING
+    error, spread, seeds = cell
     return f"{error:.2f} (1)" if math.isnan(spread) else f"{error:.2f} ± {spread:.2f} ({seeds})"
+
+
+def _score(cell: tuple[float, float, int] | None, digits: int) -> str:
+    return _MISSING if cell is None or math.isnan(cell[0]) else f"{cell[0]:.{digits}f}"
 
 
 def _commands(path: Path) -> list[str]:
@@ -230,16 +249,6 @@ def _versions(path: Path) -> Iterator[str]:
         yield f"Runs of versions before {last}: {'; '.join(older)}."
 
 
-def _trained(path: Path) -> Iterator[str]:
-    """How the networks that were pruned had been trained."""
-    for name, made in json.loads(path.read_text()).items():
-        yield (
-            f"Of {name}: trained for {made['schedule']['epochs']} epochs at temperature {made['temperature']:g}, prior "
-            f"pi {made['pi']:g}, sigma1 {made['sigma1']:.3g}, sigma2 {made['sigma2']:.3g}; the epoch chosen by the "
-            f"validation error without {made['pruned']:.0%} of the weights."
-        )
-
-
 def _line(path: Path) -> list[str]:
     if not path.exists():
         return []
@@ -256,10 +265,10 @@ def _table2(results: Path) -> list[Table]:
         ours = [f"2x{row.units}", f"{row.fraction:.0%}", str(row.seed), str(row.weights_left), f"{row.test_error:.2f}"]
         rows.append([*ours, str(table2.PUBLISHED[row.fraction]), str(row.file_bytes), f"{row.latency_us:.0f}"])
     about = (
-        "The plain sparse network of the means that are left; its file, and its time for one image, measured in turn "
-        "with the others of the same seed."
+        "The networks of Table 1. What is left of each is a plain sparse network of the means; its time for one image "
+        "was measured in turn with the others of the same seed."
     )
-    text = [about, *_trained(results / "table2.json"), table2.difference(table2.largest(found))]
+    text = [about, table2.difference(table2.largest(found))]
     columns = [
         "units",
         "removed",

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from bayesbackprop._files import read, write_checkpoint
 from bayesbackprop.callbacks import Averaging, Best, Callback, Checkpoint, Progress, Records
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.optim import Adam
 from bayesbackprop.priors import Prior
 from bayesbackprop.training import Batches, Record, fit
 
@@ -26,7 +27,7 @@ BEST = "best.safetensors"
 METRICS = "metrics.jsonl"
 
 # Examples to classify at a time.
-_EVALUATED = 5000
+EVALUATED = 5000
 
 
 class Examples(NamedTuple):
@@ -47,6 +48,7 @@ class Schedule:
         learning_rate: At the start.
         rho_rate: The learning rate of rho, as a multiple of that of mu.
         momentum: Of ``"sgd"``.
+        epsilon: Of ``"adam"``: weights with smaller gradients than this move in proportion to them, as under SGD.
         decay: ``"cosine"`` lets the learning rate fall to 0 at the end; ``"constant"`` keeps it.
         averaging: Evaluate and select not the parameters themselves but their exponential average over steps, with
             this factor (see :class:`~bayesbackprop.callbacks.Averaging`); 0 for none.
@@ -59,6 +61,7 @@ class Schedule:
     learning_rate: float = 1e-3
     rho_rate: float = 1.0
     momentum: float = 0.0
+    epsilon: float = 1e-8
     decay: Literal["cosine", "constant"] = "cosine"
     averaging: float = 0.0
     seed: int = 0
@@ -66,7 +69,7 @@ class Schedule:
     def __post_init__(self) -> None:
         check_count("Schedule", epochs=self.epochs, batch_size=self.batch_size)
         check_count("Schedule", least=0, seed=self.seed)
-        check_positive("Schedule", learning_rate=self.learning_rate, rho_rate=self.rho_rate)
+        check_positive("Schedule", learning_rate=self.learning_rate, rho_rate=self.rho_rate, epsilon=self.epsilon)
         check_not_negative("Schedule", momentum=self.momentum)
         check_probability("Schedule", averaging=self.averaging)
         if self.averaging == 1:
@@ -84,7 +87,7 @@ class Schedule:
         """The optimiser of an objective; the spreads of a Bayesian network have a learning rate of their own."""
         groups = objective.param_groups(self.learning_rate, rho_lr=self.learning_rate * self.rho_rate)
         if self.optimiser == "adam":
-            return torch.optim.Adam(groups, fused=True)
+            return Adam(groups, eps=self.epsilon, fused=True)
         return torch.optim.SGD(groups, momentum=self.momentum)
 
 
@@ -120,7 +123,6 @@ class Experiment:
         schedule: How to train.
         folder: If there is a checkpoint of the same run in it, it goes on there.
         about: What else, beside the schedule, makes a run the same, as far as JSON can say it.
-        error: Measures the error of ``net`` on examples in percent; that of its classes unless given.
     """
 
     def __init__(
@@ -130,13 +132,11 @@ class Experiment:
         schedule: Schedule,
         folder: Path,
         about: Mapping[str, Any] | None = None,
-        error: Callable[[nn.Module, Examples], float] | None = None,
     ) -> None:
         self.objective, self.net, self.schedule, self.folder = objective, net, schedule, folder
         self.optimiser = schedule.make_optimiser(objective)
         self.best = Best(folder / BEST, "validation_error")
         self._about = {**(about or {}), **{f"schedule.{name}": value for name, value in asdict(schedule).items()}}
-        self._error = error
 
     def train(self, training: Examples, watched: Mapping[str, Examples], *callbacks: Callback) -> list[Record]:
         """Run to the end, from wherever the run is, and return its records. Ctrl-C leaves a checkpoint of its step.
@@ -152,8 +152,7 @@ class Experiment:
         scheduler = LambdaLR(self.optimiser, lambda step: schedule.rate(step, steps))
 
         def errors() -> dict[str, float]:
-            error = self._error or error_percent
-            return {f"{name}_error": error(self.net, examples) for name, examples in watched.items()}
+            return {f"{name}_error": error_percent(self.net, examples) for name, examples in watched.items()}
 
         _upgrade(self.folder / CHECKPOINT, self.optimiser, scheduler, len(batches))
         averaging = [Averaging(schedule.averaging)] if schedule.averaging else []
@@ -196,7 +195,7 @@ def progress(title: str) -> Progress:
 def error_percent(net: nn.Module, examples: Examples) -> float:
     """The percentage of examples that ``net`` puts in the wrong class, as the tables show it."""
     with evaluating(net):
-        parts = zip(examples.inputs.split(_EVALUATED), examples.targets.split(_EVALUATED), strict=True)
+        parts = zip(examples.inputs.split(EVALUATED), examples.targets.split(EVALUATED), strict=True)
         wrong = sum(int((net(x).argmax(1) != y).sum()) for x, y in parts)
     return 100 * wrong / len(examples.targets)
 
@@ -225,6 +224,7 @@ def _upgrade(path: Path, optimiser: torch.optim.Optimizer, scheduler: LambdaLR, 
         groups = [{**group, "lr": group["initial_lr"] * factor} for group in optimiser.state_dict()["param_groups"]]
         follows = {"last_epoch": step, "_step_count": step + 1, "_last_lr": [group["lr"] for group in groups]}
         metadata |= {
+            "about": {"schedule.epsilon": Schedule.epsilon, **about},
             "state": {**state, "taken": taken, "examples": taken * size, "sums": sums},
             "optimiser": {"groups": groups, "slots": {}},
             "scheduler": {**scheduler.state_dict(), **follows},

@@ -23,18 +23,25 @@ def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
     writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+        writer.writerow({name: as_written(value) for name, value in asdict(row).items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue().encode())
 
 
+def as_written(value: Any) -> Any:
+    """A value as a table has it: numbers to six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
 def read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
-    """What :func:`write_rows` wrote, none if there is no file."""
+    """What :func:`write_rows` wrote, none if there is no file. A number that has no column yet is NaN."""
     if not path.exists():
         return []
     convert = {field.name: _CONVERT[field.type] for field in fields(kind)}  # type: ignore[index,arg-type]
     with path.open(newline="") as file:
-        return [kind(**{name: convert[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+        return [
+            kind(**{name: of(row.get(name, "nan")) for name, of in convert.items()}) for row in csv.DictReader(file)
+        ]
 
 
 def remember(path: Path, name: str, entry: dict[str, Any]) -> None:

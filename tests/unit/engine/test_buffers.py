@@ -136,7 +136,10 @@ def test_a_copy_has_memory_of_its_own(wrap: Any) -> None:
 
 @wraps
 def test_training_uses_memory_again(wrap: Any) -> None:
-    """Once a step is over, the next one draws its weights, and takes the gradients of rho, where the last one did."""
+    """Once a step is over, the next one draws its weights, and takes the gradients of rho, where the last one did.
+
+    In a fully connected network these are in the place of the weights.
+    """
     model = model_of(wrap)
     free_energy = FreeEnergy(model, n=40)
     cache = model.engine().parameters.cache
@@ -144,11 +147,13 @@ def test_training_uses_memory_again(wrap: Any) -> None:
     for _ in range(4):
         model.zero_grad()
         free_energy(*data()).backward()
-        pools = [pool for purpose in ("weights", "gradients of rho") for pool in cache[purpose]]
-        assert [len(pool) for pool in pools] == [1] * 8
+        purposes = ("weights", "gradients of rho") if wrap is Opaque else ("weights",)
+        assert set(cache) & {"weights", "gradients of rho"} == set(purposes)
+        pools = [pool for purpose in purposes for pool in cache[purpose]]
+        assert [len(pool) for pool in pools] == [1] * 4 * len(purposes)
         places.append([kept.data_ptr() for (kept,) in pools])
     assert places[1:] == places[:1] * 3
-    assert places[0][4:] == [rho.grad.data_ptr() for rho in model.rho.parameters()]
+    assert places[0][-4:] == [rho.grad.data_ptr() for rho in model.rho.parameters()]
 
 
 @wraps
@@ -161,7 +166,7 @@ def test_gradients_cleared_after_the_draw_alternate_between_two_buffers(wrap: An
         model.zero_grad()
         cost.backward()
         torch.testing.assert_close(gradients(model), plain_gradients(model, step))
-        assert max(len(pool) for purpose in ("weights", "gradients of rho") for pool in cache[purpose]) <= 2
+        assert max(len(pool) for purpose in ("weights", "gradients of rho") for pool in cache.get(purpose, [])) <= 2
 
 
 @wraps

@@ -171,8 +171,42 @@ def test_closed_forms_of_several_priors(implementation: Implementation, dtype: t
 
 @pytest.mark.identities
 def test_other_priors_have_no_closed_form_in_the_kernels() -> None:
-    for prior in (ScaleMixture(), UNKNOWN_PRIOR):
-        assert parameters_of(5, prior, torch.float32).in_closed_form() is None
+    assert parameters_of(5, UNKNOWN_PRIOR, torch.float32).in_closed_form() is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("constants", ["none", "every third", "all"])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("prior", [each for each in KNOWN_PRIORS if isinstance(each, ScaleMixture)], ids=repr)
+@pytest.mark.parametrize("spread", [None, -2.0])
+def test_the_closed_form_of_mixtures_in_c(
+    spread: float | None, prior: Prior, centred: bool, constants: str, dtype: torch.dtype
+) -> None:
+    """As the equations, where sigma is narrow or wide and where all of a block are wide; in float32 the Gaussians of
+    the bump nearly cancel."""
+    n = 9000
+    parameters = parameters_of(n, prior, dtype, centred=centred, constants=CONSTANTS[constants]).in_closed_form()
+    assert parameters is not None
+    q = parameters.each[0].q
+    with torch.no_grad():
+        if spread is not None:
+            q.rho[q.random] = spread
+        q.mu[::2] *= 0.01
+        ws, cost = cpu.draw(parameters, KEY)
+        _, expected = reference.draw(parameters, KEY)
+        gradient = torch.linspace(-1, 1, n, dtype=dtype)
+        found = cpu.backward(parameters, ws, [gradient], 0.3, to_mu=[torch.empty_like(gradient)])
+        wanted = reference.backward(parameters, ws, [gradient], 0.3)
+    exact = dtype is torch.float64
+    at_most = rounding_of_constants(n, prior, dtype)
+    assert float(cost) == pytest.approx(float(expected), rel=1e-12 if exact else 2e-5, abs=at_most)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(
+            one[0],
+            other[0],
+            rtol=1e-10 if exact else 2e-3,
+            atol=(1e-12 if exact else 1e-3) * float(other[0].abs().max()),
+        )
 
 
 @pytest.mark.identities

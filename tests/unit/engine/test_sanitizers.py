@@ -65,7 +65,7 @@ def test_the_kernels_keep_to_their_memory_and_every_instruction_set_gives_the_sa
     plain = found.pop("plain")
     sizes = sum(len(kernel_edges.sizes_of(kind)) + 1 for kind in kernel_edges.PRIORS)
     of_batches = 2 * 4 * len(kernel_edges.WIDTHS) + 2 * 3  # biases and functions; actions and likelihoods
-    of_parameters = len(kernel_edges.FORMS) * sizes * 11
+    of_parameters = len(kernel_edges.FORMS) * sizes * 12
     assert len(plain) == len(kernel_edges.TYPES) * (of_parameters + len(kernel_edges.BATCHES) * of_batches)
     for name, results in found.items():
         assert results.keys() == plain.keys()

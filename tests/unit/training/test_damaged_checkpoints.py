@@ -47,13 +47,14 @@ class Count(Callback):
 class Tries:
     """What a run consists of."""
 
-    def __init__(self, amsgrad: bool = False, ours: bool = False) -> None:
+    def __init__(self, amsgrad: bool = False, ours: bool = False, decay: float = 0.0) -> None:
         net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.model = bbb.Bayesian(net, bbb.Gaussian(0.5), seed=0)
+        trained: Any = self.model.param_groups(weight_decay=decay) if decay else self.model.parameters()
         self.optimiser: torch.optim.Optimizer = (
-            bbb.Adam(self.model.parameters(), lr=0.01, fused=True)
+            bbb.Adam(trained, lr=0.01, fused=True)
             if ours
-            else torch.optim.Adam(self.model.parameters(), lr=0.01, fused=True, amsgrad=amsgrad)
+            else torch.optim.Adam(trained, lr=0.01, fused=True, amsgrad=amsgrad)
         )
         warm = torch.optim.lr_scheduler.LinearLR(self.optimiser, 0.1, total_iters=3)
         fall = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, 12)
@@ -226,11 +227,8 @@ def test_a_run_can_go_over_to_the_other_adam(ours: bool, tmp_path: Path) -> None
 
 
 def test_another_kind_of_weight_decay_is_another_algorithm(tmp_path: Path) -> None:
-    path, tries = tmp_path / "run", Tries(ours=True)
-    first = Tries()
-    for each in (first, tries):
-        each.optimiser.param_groups[0]["weight_decay"] = 0.1
-    first.fit(path, epochs=1)
+    path, tries = tmp_path / "run", Tries(ours=True, decay=0.1)
+    Tries(decay=0.1).fit(path, epochs=1)
     with pytest.raises(ValueError, match=REFUSED.format("Checkpoint")):
         tries.fit(path, epochs=2)
 

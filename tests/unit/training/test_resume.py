@@ -93,13 +93,19 @@ LOADERS: dict[str, Callable[[], Any]] = {
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
     "our adam": lambda parameters: bbb.Adam(parameters, lr=0.01),
-    "amsgrad": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+    "amsgrad": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True, weight_decay=0),
     "rate in a tensor": lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.01)),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
     "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.01),
 }
+
+
+def made(optimiser: str, network: bbb.Bayesian) -> torch.optim.Optimizer:
+    if optimiser == "ivon":
+        return bbb.IVON(bbb.FreeEnergy(network, N, complexity="closed"), lr=0.01, betas=(0.9, 0.99), hess_init=1.0)
+    return OPTIMISERS[optimiser](network.parameters())
 
 
 def run(
@@ -111,15 +117,15 @@ def run(
     **options: Any,
 ) -> tuple[list[Tensor], list[dict[str, float]], Count]:
     network, count = model(), Count()
-    made = OPTIMISERS[optimiser](network.parameters())
+    used = made(optimiser, network)
     files = [] if folder is None else [Checkpoint(folder / "run")]
     torch.rand(len(more))  # whatever else was drawn from torch's generator
     history = fit(
         network,
         LOADERS[loader](),
         epochs=EPOCHS,
-        optimiser=made,
-        scheduler=None if scheduler is None else scheduler(made),
+        optimiser=used,
+        scheduler=None if scheduler is None else scheduler(used),
         callbacks=[Averaging(0.8), count, *files, *more],
         seed=4,
         **options,
@@ -145,7 +151,7 @@ def test_a_run_goes_on_with_any_loader(loader: str, tmp_path: Path) -> None:
     assert_goes_on(tmp_path, loader=loader)
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimiser", [*OPTIMISERS, "ivon"])
 def test_a_run_goes_on_with_any_optimiser(optimiser: str, tmp_path: Path) -> None:
     assert_goes_on(tmp_path, optimiser=optimiser, scheduler=None)
 

@@ -60,7 +60,7 @@ def test_every_phase_has_a_row_and_leaves_no_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rows = size.size(Config(report.this_run("size", "", threads=1, rounds=2, seed=0)), size.QUICK)
     tables = {title.partition(": ")[2]: group for title, group in report.by_table(rows)}
-    assert list(tables) == ["construction", "first step", "saving", "loading"]
+    assert list(tables) == ["construction", "first step", "prediction", "saving", "loading"]
     for plain, ours in tables.values():
         assert (plain.name, ours.name, ours.against) == ("plain", "bayesbackprop", "plain")
         assert ours.ratio == pytest.approx((ours.milliseconds or 0) / (plain.milliseconds or 0))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import digits
-from bayesbackprop import Laplace, Normal, load, load_sparse
-from bayesbackprop.pruning import prune
+from bayesbackprop import Bayesian, Laplace, Normal, load, load_sparse
+from bayesbackprop.evaluation import calibration
 from bayesbackprop_paper.experiments import figures, mnist
 from bayesbackprop_paper.experiments.mnist import Config, DropConnect, network
 from bayesbackprop_paper.experiments.recipe import Examples, Schedule, error_percent
@@ -146,10 +145,8 @@ def test_bad_configurations_are_refused() -> None:
             Config(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'temperature'"):
         Config(temperature=-0.1)
-    with pytest.raises(ValueError, match="'pruned' parameter of Config must be 0 where there is no distribution"):
-        Config("sgd", pruned=0.5)
-    with pytest.raises(ValueError, match="'pruned'"):
-        Config(pruned=1.5)
+    with pytest.raises(ValueError, match="'estimator' parameter of Config must be one of"):
+        Config(estimator="other")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("better", ["mean", "draws"])
@@ -157,16 +154,18 @@ def test_the_validation_set_chooses_how_to_predict(
     better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = digits.images()
-    errors = {"mean": {"validation": 3.0, "test": 1.0}, "draws": {"validation": 4.0, "test": 2.0}}
-    errors[better]["validation"], errors[better]["test"] = 2.5, 7.0
+    right = {name: F.one_hot(split.labels, 10).double() for name, split in images._asdict().items()}
+    wrong = {name: F.one_hot((split.labels + 1) % 10, 10).double() for name, split in images._asdict().items()}
 
-    def error(way: str, examples: Examples) -> float:
-        return errors[way]["validation" if examples.inputs is images.validation.images else "test"]
+    def by(way: str, inputs: Tensor) -> Tensor:
+        """On the validation set the better way is right; on the test set, which must not choose, it is wrong."""
+        name = "validation" if inputs is images.validation.images else "test"
+        return (right if (way == better) == (name == "validation") else wrong)[name]
 
-    monkeypatch.setattr(mnist, "error_percent", lambda _, examples: error("mean", examples))
-    monkeypatch.setattr(mnist, "_error_of_draws", lambda *arguments: error("draws", arguments[-1]))
+    monkeypatch.setattr(mnist, "_by_mean", lambda _, inputs: by("mean", inputs))
+    monkeypatch.setattr(Bayesian, "predict", lambda _, inputs, draws: by("draws", inputs))
     result = mnist.run(digits.RECIPES["bbb-mixture"], images, tmp_path)
-    assert (result.prediction, result.validation_error, result.test_error) == (better, 2.5, 7.0)
+    assert (result.prediction, result.validation_error, result.test_error) == (better, 0.0, 100.0)
 
 
 def test_the_model_of_a_run_is_the_selected_one(tmp_path: Path) -> None:
@@ -188,18 +187,23 @@ def test_the_model_of_a_baseline_is_a_plain_network(method: Any, tmp_path: Path)
     images = digits.images()
     result = mnist.run(digits.RECIPES[method], images, tmp_path)
     plain = load_sparse(tmp_path / mnist.MODEL)
-    assert error_percent(plain, Examples(*images.test)) == result.test_error
+    assert result.test_error == pytest.approx(error_percent(plain, Examples(*images.test)))
     with pytest.raises(ValueError, match="must be that of a Bayesian network"):
         figures.bayesian_in(tmp_path)
 
 
-def test_the_epoch_can_be_selected_by_the_error_without_most_weights(tmp_path: Path) -> None:
-    images, config = digits.images(), replace(digits.RECIPES["bbb-mixture"], pruned=0.9)
-    result = mnist.run(config, images, tmp_path)
-    found = [record["validation_error"] for record in digits.metrics(tmp_path)]
-    assert result.selected_epoch == found.index(min(found)) + 1
-    model, validation = load(tmp_path / mnist.MODEL, network(config)), Examples(*images.validation)
-    assert error_percent(prune(model, 0.9).net, validation) == min(found) != error_percent(model.net, validation)
+def test_the_scores_of_a_run_are_those_of_its_model(tmp_path: Path) -> None:
+    images = digits.images()
+    result = mnist.run(digits.RECIPES["dropout"], images, tmp_path)
+    logits = load_sparse(tmp_path / mnist.MODEL)(images.test.images)
+    assert result.test_nll == pytest.approx(F.cross_entropy(logits, images.test.labels).item(), rel=1e-5)
+    assert result.test_ece == pytest.approx(100 * calibration(logits.softmax(1), images.test.labels).ece, rel=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["shared", "flipout"])
+def test_the_estimator_of_a_configuration(estimator: Any, tmp_path: Path) -> None:
+    run = mnist.prepare(Config(units=5, estimator=estimator), 1000, tmp_path)
+    assert {entry.estimator for entry in run.objective.model.plan} == {estimator}
 
 
 def test_a_run_can_start_from_the_weights_of_another(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_the_first_of_the_best_epochs_is_selected(
 
 
 def test_error_is_the_percentage_of_wrong_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "_EVALUATED", 7)
+    monkeypatch.setattr(recipe, "EVALUATED", 7)
     net = nn.Sequential(nn.Dropout(0.99), nn.Identity())
     logits = torch.nn.functional.one_hot(torch.arange(20) % 4).float()
     targets = torch.arange(20) % 4

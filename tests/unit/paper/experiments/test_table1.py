@@ -215,12 +215,43 @@ def test_results_from_before_an_option_was_there_still_count(tmp_path: Path) -> 
     reproduce(tmp_path, [config])
     path = tmp_path / "runs" / table1.name_of(config) / "result.json"
     written = json.loads(path.read_text())
-    for name in ("pruned", "start"):
+    for name in ("estimator", "start"):
         del written["made"][name]
     path.write_text(json.dumps(written))
     assert reproduce(tmp_path, [config])[1] == []
     with pytest.raises(ValueError, match="another recipe"):
-        reproduce(tmp_path, [replace(config, pruned=0.5)])
+        reproduce(tmp_path, [replace(config, estimator="flipout")])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_row_is_verified_by_training_it_again(tmp_path: Path) -> None:
+    dropout, warm = table1.cells(["dropout", "bbb-mixture-from-dropout"], [8], [0])
+    rows, _ = reproduce(tmp_path, [warm, *table1.cells(["sgd"], [8], [0])])
+    where = digits.images(), tmp_path / "runs", tmp_path / "results"
+    ran: list[str] = []
+
+    def verify(name: str) -> dict[str, tuple[Any, Any]]:
+        def progress(title: str) -> Callback:
+            ran.append(title)
+            return Callback()
+
+        return table1.differing(*table1.verify(name, *where, "bbb again", progress))
+
+    assert verify(table1.name_of(warm)) == {}
+    assert ran == [table1.name_of(dropout), table1.name_of(warm)]  # all of it was trained
+    # A row that says something else is noticed, and so is one that was made by other settings.
+    changed = [replace(row, test_error=row.test_error + 1, seconds=0.0) for row in rows]
+    table1.write(tmp_path / "results" / "table1.csv", changed)
+    (name,) = {name for name in json.loads((tmp_path / "results" / "table1.json").read_text()) if "sgd" in name}
+    assert verify(name).keys() == {"test_error"}
+    with pytest.raises(ValueError, match="'name' parameter of verify must be a row of"):
+        verify("nothing")
+
+
+def test_a_score_that_an_old_row_does_not_have_is_not_compared() -> None:
+    old = row(test_nll=math.nan, test_ece=math.nan, seconds=1.0)
+    assert table1.differing(old, row()) == {}
+    assert table1.differing(old, row(test_error=1.84)) == {"test_error": ("1.83", "1.84")}
 
 
 @pytest.mark.usefixtures("small")

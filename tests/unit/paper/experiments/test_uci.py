@@ -54,9 +54,9 @@ def test_figures_are_in_the_units_of_the_target(method: str) -> None:
 
 @pytest.mark.identities
 def test_a_method_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ivon", None)
-    with pytest.raises(RuntimeError, match="IVON: skipped: ivon-opt is not installed"):
-        uci.measure(Run("boston", "IVON", 0))
+    monkeypatch.setitem(sys.modules, "laplace", None)
+    with pytest.raises(RuntimeError, match="Laplace: skipped: laplace-torch is not installed"):
+        uci.measure(Run("boston", "Laplace, one noise", 0))
 
 
 @pytest.mark.identities

@@ -14,7 +14,6 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from itertools import chain
-from numbers import Real
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -23,10 +22,19 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.adamw import AdamW, adamw
 
+from bayesbackprop._decay import check_decay
 from bayesbackprop._engine import cpu, lock
 from bayesbackprop._engine.mlp import runs_only_forward
 from bayesbackprop._engine.parameters import Parameters
-from bayesbackprop._errors import Described, check_flag, check_not_negative, check_type, invalid, tensor_shape
+from bayesbackprop._errors import (
+    Described,
+    check_betas,
+    check_flag,
+    check_not_negative,
+    check_type,
+    invalid,
+    tensor_shape,
+)
 from bayesbackprop._gradients import Postponing, check_gradients
 from bayesbackprop.objective import Cost, FreeEnergy
 
@@ -93,13 +101,24 @@ def _numbers(group: dict[str, Any]) -> tuple[float, ...]:
 
 
 # Hooks of the steps of all optimisers. Torch has no public name for them.
-_GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
+_BEFORE, _AFTER = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks
 
 # Plans to keep: for all parameters, and for those that :meth:`Adam.backward` leaves over.
 _PLANS = 4
 
 # Settings of torch's Adam that change what it computes, and their values here.
 _FIXED = {"amsgrad": False, "maximize": False, "differentiable": False}
+
+# The settings of a group that is trained by :func:`step_by_torch`, but for its rate.
+ADAM_DEFAULTS: dict[str, Any] = {
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    **_FIXED,
+}
 
 _PARAMS = "an iterable of tensors, or of groups such as model.param_groups() gives"
 
@@ -274,6 +293,7 @@ class Adam(AdamW, Postponing):
             if cost.requires_grad or self._postponed is None or self._is_watched():
                 self.step()
             else:  # all there is to do; the step of torch takes as long to begin and end as this
+                check_decay(self)
                 (given, plan), self._postponed = self._postponed, None
                 with torch.no_grad():
                     cpu.backward_adam(given, plan.moments())
@@ -290,9 +310,11 @@ class Adam(AdamW, Postponing):
 
     def _is_watched(self) -> bool:
         """Whether someone wants to know of each :meth:`step`: hooks, a scheduler, a subclass, whoever exchanged it."""
-        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *_GLOBAL_HOOKS)
+        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _AFTER:
+            return True
         own = getattr(type(self).step, "__wrapped__", None)  # torch wraps it in what calls the hooks
-        return any(hooks) or "step" in vars(self) or own not in (_STEP, _STEP.__wrapped__)
+        others = any(hook is not check_decay for hook in _BEFORE.values())
+        return others or "step" in vars(self) or own not in (_STEP, _STEP.__wrapped__)
 
     def _postpone(self, parameters: Parameters, drawn: cpu.Table) -> Callable[[cpu.Backward], None] | None:
         """What takes a way back to :meth:`step`, if that can do it and nobody else waits for its gradients."""
@@ -342,7 +364,7 @@ class Adam(AdamW, Postponing):
             done = {each.parameter for each in ours.entries} if ours else set()
             for group in self.param_groups:
                 left = [p for p in group["params"] if p.grad is not None and p not in done]
-                _step_by_torch([self._entry(parameter, group) for parameter in left], group)
+                step_by_torch([self._entry(parameter, group) for parameter in left], group)
         return loss
 
     def _step_postponed(self) -> None:
@@ -393,12 +415,7 @@ class Adam(AdamW, Postponing):
         return [(id(group), len(group["params"])) for group in self.param_groups]
 
     def _entry(self, parameter: Tensor, group: dict[str, Any]) -> _Entry:
-        state = self.state[parameter]
-        if not state:
-            device = parameter.device if group["fused"] or group["capturable"] else "cpu"  # as torch has it
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return _Entry(parameter, group, state)
+        return entry(self.state, parameter, group)
 
 
 _STEP: Any = Adam.step
@@ -412,7 +429,17 @@ def _without_gradient(cost: Tensor) -> Tensor:
     return cost.detach()
 
 
-def _step_by_torch(entries: list[_Entry], group: dict[str, Any]) -> None:
+def entry(states: Mapping[Tensor, dict[str, Tensor]], parameter: Tensor, group: dict[str, Any]) -> _Entry:
+    """A parameter with what is kept of it, which is made at its first step."""
+    state = states[parameter]
+    if not state:
+        device = parameter.device if group["fused"] or group["capturable"] else "cpu"  # as torch has it
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    return _Entry(parameter, group, state)
+
+
+def step_by_torch(entries: list[_Entry], group: dict[str, Any]) -> None:
     """A step on parameters of one group by the functions of torch."""
     steps, m, v = ([each.state[name] for each in entries] for name in _STATE)
     beta1, beta2 = group["betas"]
@@ -448,12 +475,6 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, known in _FIXED.items():
         if settings.get(name, known) is not known:
             raise invalid(name, "Adam", f"{known}: take torch.optim.AdamW for it", settings[name])
-    betas = settings.get("betas")
-    if not isinstance(betas, list | tuple) or len(betas) != 2 or not all(_keeps(beta) for beta in betas):
-        raise invalid("betas", "Adam", "two floats in [0, 1)", betas)
+    betas = check_betas("Adam", settings.get("betas"))
     numbers = check_not_negative("Adam", **{name: settings.get(name) for name in ("lr", "eps", "weight_decay")})
-    return {**numbers, "betas": (float(betas[0]), float(betas[1]))}
-
-
-def _keeps(beta: object) -> bool:
-    return isinstance(beta, Real) and not isinstance(beta, bool) and 0 <= float(beta) < 1
+    return {**numbers, "betas": betas}
