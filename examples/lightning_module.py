@@ -1,4 +1,4 @@
-"""A LightningModule: validation, checkpoints, and a run that goes on where it was stopped."""
+"""A LightningModule: validation, checkpoints, bf16, accumulation, and a run that goes on where it was stopped."""
 
 import argparse
 from pathlib import Path
@@ -61,6 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed")
+    parser.add_argument("--accumulate", type=int, default=1, help="minibatches for each step of the optimiser")
     parser.add_argument("--folder", type=Path, default=Path("runs/lightning"), help="of checkpoints, to go on from")
     options = parser.parse_args()
     lightning.seed_everything(options.seed)  # for the initial weights
@@ -68,7 +70,8 @@ def main() -> None:
     module = Classifier(n=len(digits.training), seed=options.seed)  # the whole training set, not a minibatch
     keep = ModelCheckpoint(options.folder, filename="last", enable_version_counter=False)  # after every epoch
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(accelerator="cpu", max_epochs=options.epochs, callbacks=keep, **quiet)
+    how = {"precision": options.precision, "accumulate_grad_batches": options.accumulate}
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=options.epochs, callbacks=keep, **how, **quiet)
     last = options.folder / "last.ckpt"
     trainer.fit(module, digits, ckpt_path=last if last.exists() else None)
 

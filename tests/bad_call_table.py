@@ -599,8 +599,20 @@ TABLE: dict[str, Entry] = {
     "TensorBoard": entry(callbacks.TensorBoard, folder=TEXT),
     # files and pruning
     "save": entry(
-        lambda **given: inside(bbb.save, **{"model": small_model(), "path": "x", **given}), model=MODEL, path=TEXT
+        lambda **given: inside(bbb.save, **{"model": small_model(), "path": "x", **given}),
+        model=MODEL,
+        path=TEXT,
+        frozen=FLAG,
     ),
+    "save_pretrained": entry(
+        lambda **given: inside(bbb.save_pretrained, **{"model": small_model(), "folder": "x", **given}),
+        model=MODEL,
+        folder=TEXT,
+        frozen=FLAG,
+    ),
+    "mean_network": entry(bbb.mean_network, model=MODEL),
+    "DrawnNetwork": entry(bbb.DrawnNetwork, model=MODEL),
+    "EnsembleNetwork": entry(bbb.EnsembleNetwork, ensemble=ANY),
     "load": entry(
         bbb.load,
         lambda: {"path": folder() / "model", "net": small_net()},

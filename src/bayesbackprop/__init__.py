@@ -11,6 +11,7 @@ from bayesbackprop.comparison import compare
 from bayesbackprop.diagnostics import agreement, diagnose
 from bayesbackprop.export import load_sparse, save_sparse, sparse
 from bayesbackprop.families import Conditional, Diagonal, FullCovariance, LowRank, Mixture
+from bayesbackprop.hub import from_pretrained, push_to_hub, save_pretrained
 from bayesbackprop.likelihoods import (
     Bernoulli,
     Categorical,
@@ -27,6 +28,7 @@ from bayesbackprop.model import Bayesian
 from bayesbackprop.normalisation import update_batchnorm
 from bayesbackprop.objective import Cost, FreeEnergy
 from bayesbackprop.optim import IVON, Adam
+from bayesbackprop.portable import DrawnNetwork, EnsembleNetwork, mean_network, save_onnx
 from bayesbackprop.posterior import Relative
 from bayesbackprop.prediction import Ensemble, Predictive
 from bayesbackprop.priors import Laplace, LogDensity, Normal, Prior, ScaleMixture
@@ -47,7 +49,9 @@ __all__ = [
     "Cost",
     "Diagonal",
     "Draw",
+    "DrawnNetwork",
     "Ensemble",
+    "EnsembleNetwork",
     "FreeEnergy",
     "FullCovariance",
     "Gaussian",
@@ -77,13 +81,18 @@ __all__ = [
     "distributed",
     "evaluate",
     "fit",
+    "from_pretrained",
     "load",
     "load_sparse",
+    "mean_network",
     "plain_kernels",
     "prune",
     "pruning",
+    "push_to_hub",
     "refine",
     "save",
+    "save_onnx",
+    "save_pretrained",
     "save_sparse",
     "sparse",
     "unsharded",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributions
+from torch.distributions.utils import broadcast_all
 
 from bayesbackprop.posterior import softplus
 
@@ -175,6 +176,12 @@ class NegativeBinomial(distributions.NegativeBinomial):
 
 class StudentT(distributions.StudentT):
     """Student's t with ``df`` degrees of freedom around ``loc``."""
+
+    def __init__(self, df: Tensor, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
+        # As torch's own, but for its chi-squared part, to which torch does not hand on whether to look at ``df``.
+        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
+        self._chi2 = distributions.Chi2(self.df, validate_args=validate_args)
+        distributions.Distribution.__init__(self, self.df.size(), validate_args=validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log p(y)."""

@@ -5,6 +5,7 @@ goes: a hidden unit without incoming weights is a constant, which the biases of 
 outgoing weights disappears. Then each layer is kept dense or sparse, whichever is quicker (docs/decisions/pruning.md).
 """
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -111,6 +112,10 @@ class SparseNetwork(nn.Module):
         for step in self._steps:
             h = step(h)
         return h.view(*x.shape[:-1], -1)
+
+    def dense(self) -> nn.Sequential:
+        """A copy whose sparse layers are ``nn.Linear``, for what knows no sparse tensors, such as ONNX."""
+        return nn.Sequential(*(_dense(copy.deepcopy(layer)) for layer in self.layers)).eval()
 
     def _prepare(self) -> None:
         self._steps, self._places = [], []
@@ -230,7 +235,15 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Module:
     small = weight.numel() < _SMALL or nonzero > _DENSE_ABOVE * weight.numel()
     if not small and weight.dtype in _TYPES:
         return SparseLinear(weight, bias)
-    weight = weight.to_dense()
+    return _dense_linear(weight.to_dense(), bias)
+
+
+def _dense(layer: nn.Module) -> nn.Module:
+    """``layer``, or ``nn.Linear`` of the same numbers if it is sparse."""
+    return _dense_linear(layer.weight.to_dense(), layer.bias) if isinstance(layer, SparseLinear) else layer
+
+
+def _dense_linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # of a layer that died
         layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")

@@ -42,9 +42,6 @@ _LOG_2PI = math.log(2 * math.pi)
 # The noise of a Gaussian is larger, and its inverse too: their squares must be floats.
 _SMALLEST = 1e-150
 
-# Said each time: torch.compile switches torch's own default off for the whole process.
-_VALIDATE = True
-
 # Never the index of a class: so that none is ignored.
 _NO_INDEX = -INT64
 
@@ -239,8 +236,8 @@ class Categorical(Likelihood):
         _check_output(self, output, least_dims=2)
         logits = output.movedim(1, -1)
         if self.ignore_index is None:
-            return distributions.Categorical(logits=logits, validate_args=_VALIDATE)
-        ignoring = _distributions.IgnoringCategorical(logits=logits, validate_args=_VALIDATE)
+            return distributions.Categorical(logits=logits, validate_args=_validates())
+        ignoring = _distributions.IgnoringCategorical(logits=logits, validate_args=_validates())
         ignoring.ignore_index = self.ignore_index
         return ignoring
 
@@ -292,7 +289,7 @@ class Ordinal(Likelihood):
 
     def distribution(self, output: Tensor) -> distributions.Categorical:
         _check_output(self, output)
-        return distributions.Categorical(logits=self._log_probs(output), validate_args=_VALIDATE)
+        return distributions.Categorical(logits=self._log_probs(output), validate_args=_validates())
 
     def _log_probs(self, output: Tensor) -> Tensor:
         """log P(y = k) of all classes, on a new last dimension.
@@ -346,7 +343,7 @@ class Bernoulli(Likelihood):
 
     def distribution(self, output: Tensor) -> distributions.Bernoulli:
         _check_output(self, output)
-        return distributions.Bernoulli(logits=output, validate_args=_VALIDATE)
+        return distributions.Bernoulli(logits=output, validate_args=_validates())
 
 
 class Gaussian(Likelihood):
@@ -447,7 +444,7 @@ class Gaussian(Likelihood):
     def distribution(self, output: Tensor) -> distributions.Normal:
         mean, scale, _ = self._moments(output)
         deviation = torch.as_tensor(scale, dtype=mean.dtype, device=mean.device).expand_as(mean)
-        return distributions.Normal(mean, deviation, validate_args=_VALIDATE)
+        return distributions.Normal(mean, deviation, validate_args=_validates())
 
     def _moments(self, output: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
         """The mean, the noise and its logarithm."""
@@ -509,7 +506,7 @@ class StudentT(Likelihood):
     def distribution(self, output: Tensor) -> distributions.StudentT:
         _check_output(self, output)
         df, scale = (logarithm.exp().to(output.dtype) for logarithm in self._log_df_and_scale(output))
-        return _distributions.StudentT(df, output, scale, validate_args=_VALIDATE)
+        return _distributions.StudentT(df, output, scale, validate_args=_validates())
 
     def _log_df_and_scale(self, output: Tensor) -> tuple[Tensor, Tensor]:
         log_df, log_scale = _logarithm(self.df, self.log_df, output), _logarithm(self.scale, self.log_scale, output)
@@ -531,7 +528,7 @@ class Poisson(Likelihood):
 
     def distribution(self, output: Tensor) -> distributions.Poisson:
         _check_output(self, output)
-        return _distributions.Poisson(output, validate_args=_VALIDATE)
+        return _distributions.Poisson(output, validate_args=_validates())
 
 
 class NegativeBinomial(Likelihood):
@@ -568,7 +565,7 @@ class NegativeBinomial(Likelihood):
     def distribution(self, output: Tensor) -> distributions.NegativeBinomial:
         _check_output(self, output)
         log_dispersion = self._within_reach(output).to(output.dtype)
-        return _distributions.NegativeBinomial(output, log_dispersion, validate_args=_VALIDATE)
+        return _distributions.NegativeBinomial(output, log_dispersion, validate_args=_validates())
 
     def _within_reach(self, output: Tensor) -> Tensor:
         return _distributions.within_reach(_logarithm(self.dispersion, self.log_dispersion, output))
@@ -775,6 +772,15 @@ def _cut_points(raw: Tensor) -> Tensor:
 
 
 # --- outputs and targets ---------------------------------------------------------------------------------------------
+
+
+def _validates() -> bool:
+    """Whether distributions look at their parameters, which torch.export cannot put into a graph.
+
+    Said each time: torch.compile switches torch's own default off for the whole process.
+    """
+    # torch 2.6 says only that a compiler looks.
+    return not getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
 def _check_output(likelihood: Likelihood, output: object, least_dims: int = 1) -> None:

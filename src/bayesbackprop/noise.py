@@ -15,6 +15,7 @@ counter 3  draw: which Monte Carlo sample; rank r of a distributed run takes r*K
 """
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -82,15 +83,33 @@ def normal(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, de
         >>> bool((a == b[0]).all())
         True
     """
+    return _lay_out(_box_muller(_words(shape, key, stream, device), dtype), shape).to(dtype)
+
+
+def normals(
+    shapes: Sequence[tuple[int, ...]], key: Key, streams: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """What :func:`normal` gives for each shape and stream, by one pass of Philox: for graphs, which hold it once."""
+    for shape in shapes:
+        check_size(shape)
+    blocks = [torch.arange(_blocks(shape), device=device) for shape in shapes]
+    own = [torch.full_like(block, stream) for block, stream in zip(blocks, streams, strict=True)]
+    words = philox((torch.cat(blocks), torch.cat(own), key.step, key.draw), key.seed)
+    quarters = [quarter.split([len(block) for block in blocks]) for quarter in _box_muller(words, dtype)]
+    each = zip(shapes, zip(*quarters, strict=True), strict=True)
+    return [_lay_out(numbers, shape).to(dtype) for shape, numbers in each]
+
+
+def _box_muller(words: Sequence[Word], dtype: torch.dtype) -> list[Tensor]:
     wide = dtype if dtype == torch.float64 else torch.float32
-    x0, x1, x2, x3 = _words(shape, key, stream, device)
-    numbers = []
+    x0, x1, x2, x3 = (torch.as_tensor(word) for word in words)
+    numbers: list[Tensor] = []
     for a, b in ((x0, x1), (x2, x3)):
         u1 = a.to(wide) * 2.0**-32 + 2.0**-33
         angle = b.to(wide) * (2.0**-32 * 2.0 * math.pi)
         radius = (-2.0 * u1.log()).sqrt()
         numbers += [radius * angle.cos(), radius * angle.sin()]
-    return _lay_out(numbers, shape).to(dtype)
+    return numbers
 
 
 def signs(shape: tuple[int, ...], key: Key, stream: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -117,12 +136,16 @@ def philox(counter: tuple[Word, Word, Word, Word], seed: int) -> tuple[Word, Wor
 
 def _words(shape: tuple[int, ...], key: Key, stream: int, device: torch.device) -> list[Tensor]:
     check_size(shape)
-    groups = -(-math.prod(shape) // (4 * LANES))
-    block = torch.arange(groups * LANES, device=device)
+    block = torch.arange(_blocks(shape), device=device)
     words = philox((block, stream, key.step, key.draw), key.seed)
     return [torch.as_tensor(word) for word in words]
 
 
-def _lay_out(quarters: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+def _blocks(shape: tuple[int, ...]) -> int:
+    """How many blocks of four numbers are made for a tensor: whole groups."""
+    return -(-math.prod(shape) // (4 * LANES)) * LANES
+
+
+def _lay_out(quarters: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     groups = torch.stack([quarter.reshape(-1, LANES) for quarter in quarters], dim=1)
     return groups.reshape(-1)[: math.prod(shape)].reshape(shape)

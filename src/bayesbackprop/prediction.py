@@ -226,8 +226,10 @@ class ClassPredictive(MixturePredictive):
 
     @property
     def entropy(self) -> Tensor:
-        mixture: Tensor = type(self.components)(probs=self.probs).entropy()  # type: ignore[no-untyped-call]
-        return mixture
+        # A mean of probabilities that were looked at.
+        mixture = type(self.components)(probs=self.probs, validate_args=False)
+        entropy: Tensor = mixture.entropy()  # type: ignore[no-untyped-call]
+        return entropy
 
     @property
     def aleatoric(self) -> Tensor:
@@ -556,11 +558,16 @@ def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
     if all(output.dim() < 2 for output in tensors_in(outputs)):
         constraint = "a network whose output has a row for each example"
         raise invalid("net", "predict", constraint, Described("an output without dimensions"))
+    with torch.no_grad():
+        return predictive_of_rows(likelihood, map_tensors(_rows, outputs), draws)
+
+
+def predictive_of_rows(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
+    """The predictive distribution from outputs ``[draws * B, ...]``, one draw after the other."""
     if isinstance(likelihood, Joint):
         parts = zip(likelihood.each, likelihood.split(outputs), strict=True)
-        return JointPredictive(likelihood, [predictive(head, output, draws) for head, output in parts])
-    with torch.no_grad():
-        components = likelihood.distribution(map_tensors(_rows, outputs))
+        return JointPredictive(likelihood, [predictive_of_rows(head, output, draws) for head, output in parts])
+    components = likelihood.distribution(outputs)
     if isinstance(components, (distributions.Categorical, distributions.Bernoulli)):
         return ClassPredictive(components, draws)
     return ValuePredictive(components, draws)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bayesbackprop import families, likelihoods, priors
 from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
-from bayesbackprop._errors import Described, check_count, check_whole, invalid, tensor_shape
+from bayesbackprop._errors import Described, check_count, check_flag, check_whole, invalid, tensor_shape
 from bayesbackprop._files import OpenFile, check_same, reading, writing
 from bayesbackprop._meta import is_meta, materialise
 from bayesbackprop.families import AnyFamily, Diagonal
@@ -18,17 +18,24 @@ from bayesbackprop.model import Bayesian
 from bayesbackprop.priors import Prior
 
 
-def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
+def save(model: Bayesian, path: str | os.PathLike[str], *, frozen: bool = True) -> None:
     """Write ``model`` to ``path``, atomically. Parameters that are not finite are refused.
 
     The file is of the model between two steps of ``fit`` in another thread, which waits while the model is copied to
     the file, though not until that is on the disk. In memory nothing is copied.
+
+    Args:
+        model: The model.
+        path: Where to.
+        frozen: Whether the file holds the parameters that are not trained (``requires_grad=False``) too. Without them
+            it is small where adapters of a large network are Bayesian, and ``load`` needs a network that has them.
     """
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
     check_whole("model", "save", model)
+    check_flag("save", frozen=frozen)
     names = _layer_names(model.net)
-    contents = {
+    contents: dict[str, Any] = {
         "seed": model.seed,
         "centred": model.has_centre,
         "likelihood": likelihoods.describe(model.likelihood),
@@ -41,8 +48,11 @@ def save(model: Bayesian, path: str | os.PathLike[str]) -> None:
         "families": [{"names": names, **families.describe(family)} for names, family in model.families],
         **({} if model.output is None else {"picks_output": True}),
     }
+    left_out = {} if frozen else _frozen(model)
+    if left_out:
+        contents["left_out"] = {name: list(tensor.shape) for name, tensor in left_out.items()}
     with writing(path, "model", contents) as put, lock(model.net):
-        tensors = _tensors(model)
+        tensors = {name: tensor for name, tensor in _tensors(model).items() if name not in left_out}
         check_same("save", tensors, tensors, dict(model.named_buffers()))
         put(tensors)
 
@@ -60,7 +70,8 @@ def load(
     Args:
         path: A file that :func:`save` wrote.
         net: The network. It is changed only after the whole file has been checked against it. One on the meta device
-            gets its memory then, on torch's default device, so that its weights exist only once.
+            gets its memory then, on torch's default device, so that its weights exist only once. What a file was
+            written without, ``save(..., frozen=False)``, it must have.
         likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
         prior: Needed where the model had a prior of the user's own.
         output: Needed where the model picked what its likelihood takes by a function, ``Bayesian(..., output=...)``.
@@ -128,6 +139,15 @@ def _model(
         seed=seed,
     )
     targets = _tensors(model)
+    with file.understanding():
+        left_out = {name: tuple(map(int, shape)) for name, shape in file.contents.get("left_out", {}).items()}
+    for name, shape in left_out.items():
+        if name not in targets or targets[name].shape != shape or name in file.tensors:
+            got = Described(f"{path}, which was written without '{name}' of shape {list(shape)}")
+            raise invalid("path", "load", "a file of the same network", got)
+        if targets.pop(name).is_meta:
+            constraint = f"one that has what {path} was written without, such as '{name}'"
+            raise invalid("net", "load", constraint, Described("one with it on the meta device"))
     missing, unknown = sorted(targets.keys() - file.tensors.keys()), sorted(file.tensors.keys() - targets.keys())
     if missing or unknown:
         got = Described(f"{path}, where {missing or 'none'} are missing and {unknown or 'none'} are not in the network")
@@ -146,7 +166,8 @@ def _model(
         file.check_finite("load", dict(model.named_buffers()))
         if is_meta(model):
             materialise(model)
-            model.seed, targets = seed, _tensors(model)
+            model.seed = seed
+            targets = {name: tensor for name, tensor in _tensors(model).items() if name not in left_out}
         file.copy_to(targets)
     return model
 
@@ -159,6 +180,13 @@ def _tensors(model: Bayesian) -> dict[str, Tensor]:
         left_out |= {f"{path}.{name}" if path else name for name in module._non_persistent_buffers_set}
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name not in left_out}
+
+
+def _frozen(model: Bayesian) -> dict[str, Tensor]:
+    """The parameters of the network that are neither trained nor Bayesian, by their names in ``model``."""
+    own = {id(q.mu) for q in model.posterior.values()}
+    named = model.net.named_parameters(prefix="net")
+    return {name: tensor for name, tensor in named if not tensor.requires_grad and id(tensor) not in own}
 
 
 def _layer_names(net: nn.Module) -> list[str] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from processes import run_script
 from repository import ROOT
@@ -23,6 +24,9 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "with_pytorch.md").read_text()
 
 
+BF16 = ["--precision", "bf16-mixed", "--accumulate", "2"]
+HALF = ["--precision", "bf16", "--accumulate", "2"]
+LORA = ["--bf16", "--accumulate", "2"]
 # Of each: the name of the run, the script, its arguments, and what becomes of a warning.
 RUNS = [
     ("plain", "plain_pytorch.py", ["--seed", "0"], "error"),
@@ -31,15 +35,27 @@ RUNS = [
     ("whole", "lightning_module.py", ["--folder", "whole"], "default"),
     ("stopped", "lightning_module.py", ["--folder", "parts", "--epochs", "10"], "default"),
     ("resumed", "lightning_module.py", ["--folder", "parts"], "default"),
+    *(
+        (f"lightning bf16 {name}", "lightning_module.py", ["--folder", f"bf16-{name}", *BF16, *more], "default")
+        for name, more in (("whole", ["--epochs", "4"]), ("parts", ["--epochs", "2"]))
+    ),
+    ("lightning bf16 resumed", "lightning_module.py", ["--folder", "bf16-parts", *BF16, "--epochs", "4"], "default"),
+    ("accelerate whole", "accelerate_loop.py", ["--folder", "whole", *HALF], "default"),
+    ("accelerate stopped", "accelerate_loop.py", ["--folder", "parts", *HALF, "--epochs", "10"], "default"),
+    ("accelerate resumed", "accelerate_loop.py", ["--folder", "parts", *HALF], "default"),
+    ("lora whole", "lora_trainer.py", ["--folder", "whole", *LORA, "--epochs", "4"], "default"),
+    ("lora stopped", "lora_trainer.py", ["--folder", "parts", *LORA, "--epochs", "2"], "default"),
+    ("lora resumed", "lora_trainer.py", ["--folder", "parts", *LORA, "--epochs", "4"], "default"),
     ("hugging face", "hugging_face.py", ["--seed", "0"], "error"),
     ("hugging face again", "hugging_face.py", ["--seed", "0"], "error"),
     ("pretrained", "pretrained.py", ["--seed", "0"], "error"),
     ("pretrained again", "pretrained.py", ["--seed", "0"], "error"),
 ]
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
-TIMEOUT = 300
+TIMEOUT = 900
 # What the scripts import, which takes longer than what they do.
-SLOW = ["sklearn.datasets", "lightning", "transformers.models.bert.modeling_bert"]
+SLOW = ["sklearn.datasets", "lightning", "accelerate", "transformers.models.bert.modeling_bert"]
+SLOW += ["transformers.models.llama.modeling_llama", "transformers.trainer", "peft"]
 
 
 def python(folder: Path, *arguments: str) -> str:
@@ -140,6 +156,56 @@ def test_lightning_goes_on_as_if_it_had_not_been_stopped(folder: Path) -> None:
     assert int(one["state_dict"]["free_energy.step"]) == one["global_step"] == 40 * 13
     for part in ("state_dict", "optimizer_states"):
         torch.testing.assert_close(two[part], one[part], rtol=0, atol=0)
+
+
+def test_lightning_in_bf16_with_accumulated_gradients_goes_on_too(folder: Path) -> None:
+    whole, stopped, resumed = (printed(folder, f"lightning bf16 {run}") for run in ("whole", "parts", "resumed"))
+    assert resumed == whole != stopped
+    names = [folder / "lightning_module.py" / f"bf16-{name}" / "last.ckpt" for name in ("whole", "parts")]
+    one, two = (torch.load(name, weights_only=True) for name in names)
+    # 13 minibatches an epoch: each has noise of its own, and two of them make a step of the optimiser.
+    assert int(one["state_dict"]["free_energy.step"]) == 4 * 13
+    assert one["global_step"] == 4 * 7
+    for part in ("state_dict", "optimizer_states"):
+        torch.testing.assert_close(two[part], one[part], rtol=0, atol=0)
+    assert {tensor.dtype for tensor in one["state_dict"].values()} == {torch.float32, torch.int64}  # bf16 runs it alone
+
+
+def test_accelerate_in_bf16_with_accumulated_gradients_goes_on_as_if_it_had_not_been_stopped(folder: Path) -> None:
+    whole, stopped, resumed = (printed(folder, f"accelerate {run}") for run in ("whole", "stopped", "resumed"))
+    accuracy, unknown = numbers(r"accuracy ([\d.]+)%, not known ([\d.]+)", whole)
+    (of_torn,) = numbers(r"torn digits: not known ([\d.]+)", whole)
+    assert accuracy > 88
+    assert of_torn > 2 * unknown
+    assert resumed != stopped
+    assert whole == stopped.splitlines(keepends=True)[0] + resumed  # the validation of the first epochs, and the rest
+    one, two = (folder / "accelerate_loop.py" / name for name in ("whole", "parts"))
+    models = [load_file(each / "model.safetensors") for each in (one, two)]
+    assert int(models[0]["step"]) == 30 * 26
+    optimisers = [torch.load(each / "optimizer.bin", weights_only=True) for each in (one, two)]
+    for each in (models, optimisers):
+        torch.testing.assert_close(each[1], each[0], rtol=0, atol=0)
+
+
+def test_bayesian_lora_by_the_trainer_goes_on_as_if_it_had_not_been_stopped(folder: Path) -> None:
+    whole, stopped, resumed = (printed(folder, f"lora {run}") for run in ("whole", "stopped", "resumed"))
+    for output in (whole, stopped, resumed):
+        assert "5,376 of 196,896 weights are Bayesian" in output
+        assert "loaded: same True" in output
+    held_out = r"held-out sentences: nll ([\d.]+), not known ([\d.]+) nats"
+    assert numbers(held_out, resumed) == numbers(held_out, whole) != numbers(held_out, stopped)
+    # 8 minibatches an epoch, two for each step of the optimiser; each has noise of its own.
+    one, two = (folder / "lora_trainer.py" / name / "checkpoints" / "checkpoint-16" for name in ("whole", "parts"))
+    models = [load_file(each / "model.safetensors") for each in (one, two)]
+    assert int(models[0]["free_energy.step"]) == 4 * 8
+    optimisers = [torch.load(each / "optimizer.pt", weights_only=True) for each in (one, two)]
+    for each in (models, optimisers):
+        torch.testing.assert_close(each[1], each[0], rtol=0, atol=0)
+    # The posterior stands beside the adapter's own files, without the network that both belong to.
+    adapter, base = (folder / "lora_trainer.py" / "whole" / name for name in ("adapter", "base"))
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in adapter.iterdir()}
+    sizes = [path.stat().st_size for path in (adapter / "posterior.safetensors", base / "model.safetensors")]
+    assert sizes[0] < sizes[1] / 8
 
 
 @pytest.mark.supports("Training", "a network of transformers", "in a loop of your own")

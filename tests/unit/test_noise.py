@@ -219,3 +219,13 @@ def test_more_noise_than_there_is_is_refused(make, key, dtype):
 def test_more_noise_for_many_draws_is_refused():
     with pytest.raises(ValueError, match="The 'shape' parameter of noise must be"):
         ops.normals(2, HUGE, Key(0), 0, torch.float32, CPU)
+
+
+@pytest.mark.equivalence
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_noise_of_several_tensors_is_that_of_each(dtype: torch.dtype) -> None:
+    shapes, streams, cpu = [(3,), (40, 7), (1,), ()], [0, 4, 9, 12], torch.device("cpu")
+    for key in (noise.Key(5, 2, 3), noise.Key(5, torch.tensor(2), torch.tensor(3))):
+        found = noise.normals(shapes, key, streams, dtype, cpu)
+        each = [noise.normal(shape, key, stream, dtype, cpu) for shape, stream in zip(shapes, streams, strict=True)]
+        assert all(torch.equal(one, other) for one, other in zip(found, each, strict=True))

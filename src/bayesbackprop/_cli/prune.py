@@ -1,5 +1,6 @@
 """``bbb prune``."""
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from bayesbackprop._errors import Described, invalid
 from bayesbackprop._networks import from_file
 from bayesbackprop.export import save_sparse, sparse
 from bayesbackprop.model import Bayesian
+from bayesbackprop.portable import save_onnx
 from bayesbackprop.pruning import prune, threshold, weights_left
 from bayesbackprop.saving import save
 
@@ -31,8 +33,15 @@ def command(
         Path | None,
         typer.Option("--sparse", dir_okay=False, help="Where the plain sparse network goes.", show_default=False),
     ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Where the plain network goes as ONNX.", show_default=False)
+    ] = None,
+    int8: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Where it goes as ONNX with weights of 8 bits.", show_default=False),
+    ] = None,
     rounds: Annotated[
-        int, typer.Option("--time", min=0, help="Time the dense and the sparse network, this often each; 0: do not.")
+        int, typer.Option("--time", min=0, help="Time the dense network and the others, this often each; 0: do not.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs that --time uses.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default=False)] = None,
@@ -41,7 +50,7 @@ def command(
     """Remove the weights that say least; write what is left.
 
     Those with the lowest \\|mu\\| / sigma go. What is left is a Bayesian network, whose file is as large as before,
-    and a plain sparse one, which is small. Without --out and --sparse both are written, beside the checkpoint.
+    and a plain sparse one, which is small. Unless told which files to write, both are written, beside the checkpoint.
 
     Example: `bbb prune model.safetensors --fraction .98 --time 500`
     """
@@ -49,16 +58,18 @@ def command(
     if not isinstance(model, Bayesian):
         got = Described(f"{checkpoint}, a plain network, which has no sigma")
         raise invalid("checkpoint", "bbb prune", "a Bayesian network", got)
-    if out is None and sparse_file is None:
+    if not any((out, sparse_file, onnx, int8)):
         stem = f"{checkpoint.stem}-{100 * fraction:g}"
         out, sparse_file = (checkpoint.with_name(f"{stem}{end}{checkpoint.suffix}") for end in ("", "-sparse"))
     if rounds == 1:
         raise invalid("--time", "bbb prune", "0 or at least 2, to have a median", rounds)
-    places = [None if path is None else path.resolve() for path in (out, sparse_file)]
-    if checkpoint.resolve() in places:
-        raise invalid("--out or --sparse", "bbb prune", "another file than the checkpoint", str(checkpoint))
-    if places[0] == places[1]:
-        raise invalid("--sparse", "bbb prune", "another file than --out", str(sparse_file))
+    places = {"--out": out, "--sparse": sparse_file, "--onnx": onnx, "--int8": int8}
+    taken = {checkpoint.resolve(): "the checkpoint"}
+    for option, path in places.items():
+        if path is not None and path.resolve() in taken:
+            raise invalid(option, "bbb prune", f"another file than {taken[path.resolve()]}", str(path))
+        if path is not None:
+            taken[path.resolve()] = option
 
     pruned = prune(model, fraction)
     plain = sparse(pruned)
@@ -71,14 +82,20 @@ def command(
         save_sparse(plain, sparse_file)
         found |= {"sparse_file": str(sparse_file), "sparse_bytes": sparse_file.stat().st_size}
         found["dense_bytes"] = len(safetensors.torch.save(dict(model.net.state_dict())))
+    x = torch.rand(1, next(model.net.parameters()).shape[1], generator=torch.Generator().manual_seed(seed))
+    count = threads or torch.get_num_threads()
+    timed: dict[str, Any] = {"dense": model.net, "sparse": plain}
+    for name, path in (("onnx", onnx), ("int8", int8)):
+        if path is not None:
+            found[f"{name}_difference"] = save_onnx(plain, path, x, int8=name == "int8")
+            found |= {f"{name}_file": str(path), f"{name}_bytes": path.stat().st_size}
+            timed[name] = _onnx_network(path, count)
     if rounds:
-        x = torch.rand(1, next(model.net.parameters()).shape[1], generator=torch.Generator().manual_seed(seed))
-        count = threads or torch.get_num_threads()
-        timers = [Timer("net(x)", globals={"net": net, "x": x}, num_threads=count) for net in (model.net, plain)]
-        with torch.inference_mode():  # input by input and in turn, so that a busy machine slows both alike
+        timers = [Timer("net(x)", globals={"net": net, "x": x}, num_threads=count) for net in timed.values()]
+        with torch.inference_mode():  # input by input and in turn, so that a busy machine slows all alike
             times = [[timer.timeit(1).mean for timer in timers] for _ in range(rounds)]
-        dense, small = (1e6 * median(taken) for taken in zip(*times, strict=True))
-        found |= {"dense_us": dense, "sparse_us": small}
+        for name, each in zip(timed, zip(*times, strict=True), strict=True):
+            found[f"{name}_us"] = 1e6 * median(each)
     console = rich.console.Console(soft_wrap=True)
     if json:
         console.print_json(data=found)
@@ -97,8 +114,22 @@ def _table(found: dict[str, Any]) -> rich.table.Table:
         table.add_row("plain network", f"{found['sparse_file']}, {size['sparse_bytes']}")
         ratio = found["dense_bytes"] / found["sparse_bytes"]
         table.add_row("of the dense one's file", f"1/{ratio:.1f} ({size['dense_bytes']})")
-    if "dense_us" in found:
-        table.add_row("one input, dense", f"{found['dense_us']:.0f} us")
-        ratio = found["dense_us"] / found["sparse_us"]
-        table.add_row("one input, sparse", f"{found['sparse_us']:.0f} us, 1/{ratio:.1f}")
+    for name, shown in (("onnx", "ONNX"), ("int8", "ONNX, 8 bits")):
+        if f"{name}_file" in found:
+            off = f"off by {found[f'{name}_difference']:.2g} at most"
+            table.add_row(shown, f"{found[f'{name}_file']}, {size[f'{name}_bytes']}, {off}")
+    for name in ("dense", "sparse", "onnx", "int8"):
+        if f"{name}_us" in found:
+            ratio = f", 1/{found['dense_us'] / found[f'{name}_us']:.1f}" if name != "dense" else ""
+            table.add_row(f"one input, {name}", f"{found[f'{name}_us']:.0f} us{ratio}")
     return table
+
+
+def _onnx_network(path: Path, threads: int) -> Callable[[torch.Tensor], Any]:
+    """What onnxruntime makes of an input."""
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = threads
+    session = InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"input": x.numpy()})

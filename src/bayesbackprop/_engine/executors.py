@@ -132,8 +132,8 @@ class Engine:
         """``many`` draws of the parameters of these names, ``[many, ...]``, counted from ``key.draw``."""
         wanted = [name for name in names if name in self.single.by_name]
         single = self.single if len(wanted) == len(self.single.each) else self.single.subset(wanted)
-        found = dict(zip(single.by_name, ops.draws(single, key, many) if single.each else [], strict=True))
-        with torch.no_grad():
+        with ops.without_gradients():
+            found = dict(zip(single.by_name, ops.draws(single, key, many) if single.each else [], strict=True))
             for joint in self.joints:
                 found |= zip(joint.parameters.by_name, joint.draw(key, many)[0], strict=True)
         return [found[name] for name in names]

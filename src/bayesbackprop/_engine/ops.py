@@ -10,6 +10,7 @@ small network's step: the functions below call the same implementations with the
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import cache, lru_cache
 from itertools import islice
@@ -49,10 +50,17 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
 
 def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``, without gradients."""
-    with torch.no_grad():
+    with without_gradients():
         if has_kernel(parameters) and not cpu.traced(key) and parameters.mus[0].device.type == "cpu":
             return cpu.draws(parameters, key, many)
         return reference.draws(parameters, key, many)
+
+
+def without_gradients() -> AbstractContextManager[Any]:
+    """``torch.no_grad()``, except for torch.export, whose graphs have no gradients and do not survive a switch."""
+    # torch 2.6 says only that a compiler looks.
+    exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+    return nullcontext() if exporting() else torch.no_grad()
 
 
 def variances(parameters: Parameters) -> list[Tensor]:

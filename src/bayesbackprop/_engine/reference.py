@@ -30,6 +30,12 @@ def draw(parameters: Parameters, key: Key) -> tuple[list[Tensor], Tensor]:
 def draws(parameters: Parameters, key: Key, many: int) -> list[Tensor]:
     """``many`` draws of each parameter, ``[many, ...]``, counted from ``key.draw``."""
     keys = [key._replace(draw=key.draw + number) for number in range(many)]
+    mus = parameters.mus
+    if torch.compiler.is_compiling() and len({(mu.dtype, mu.device) for mu in mus}) == 1:
+        shapes, streams = [tuple(mu.shape) for mu in mus], [p.stream for p in parameters.each]
+        noises = [noise.normals(shapes, each, streams, mus[0].dtype, mus[0].device) for each in keys]
+        pairs = zip(parameters.each, zip(*noises, strict=True), strict=True)
+        return [torch.stack([p.q.weight(eps) for eps in own]) for p, own in pairs]
     return [torch.stack([p.q.weight(_eps(p, each)) for each in keys]) for p in parameters.each]
 
 

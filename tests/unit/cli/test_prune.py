@@ -53,6 +53,20 @@ def test_prune_says_it_to_programs(tmp_path: Path) -> None:
     assert found["sparse_us"] > 0
 
 
+def test_prune_writes_onnx_in_32_and_8_bits(tmp_path: Path) -> None:
+    save(Bayesian(mlp([100, 60, 50, 3]), Categorical(), seed=1), tmp_path / "model.safetensors")
+    files = ["--onnx", str(tmp_path / "a.onnx"), "--int8", str(tmp_path / "b.onnx")]
+    command = ["prune", str(tmp_path / "model.safetensors"), "--fraction", ".5", *files, "--time", "2"]
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).stdout)
+    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "model.safetensors"]
+    assert found["int8_bytes"] < 0.5 * found["onnx_bytes"]
+    assert found["onnx_difference"] < 1e-5 < found["int8_difference"] < 0.1
+    assert min(found[f"{name}_us"] for name in ("dense", "sparse", "onnx", "int8")) > 0
+    output = CliRunner().invoke(app, command, catch_exceptions=False).output
+    assert "ONNX, 8 bits" in output
+    assert "one input, int8" in output
+
+
 @pytest.mark.parametrize("option", ["--out", "--sparse"])
 def test_prune_does_not_write_over_what_it_reads(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
