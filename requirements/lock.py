@@ -25,7 +25,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 TORCH, ENVIRONMENT = (Path(__file__).with_name(name) for name in ("torch.txt", "environment.txt"))
-EXTRAS = ("dev", "docs", "paper", "postgres", "serve", "sklearn", "tables")
+EXTRAS = ("dev", "docs", "hub", "onnx", "paper", "postgres", "serve", "sklearn", "tables")
 PYTHONS = [(3, 11), (3, 12), (3, 13)]
 HEADER = """\
 # Made by `make lock` from pyproject.toml and constraints.txt: wheels for Linux and macOS, Python 3.11 to 3.13.

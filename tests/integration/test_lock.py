@@ -13,7 +13,7 @@ from repository import ROOT
 pytestmark = pytest.mark.identities
 
 FILES = [ROOT / "requirements/torch.txt", ROOT / "requirements/environment.txt"]
-EXTRAS = ["dev", "docs", "paper", "postgres", "serve", "sklearn", "tables"]
+EXTRAS = ["dev", "docs", "hub", "onnx", "paper", "postgres", "serve", "sklearn", "tables"]
 
 
 def locked() -> dict[str, tuple[str, list[str]]]:
