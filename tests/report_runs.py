@@ -59,7 +59,7 @@ def write_results(folder: Path) -> Path:
         ("fig4", figures.fig4(bayesian, folder)),
     ):
         (folder / f"{name}.json").write_text(json.dumps({"line": line, "command": command}))
-    table1.write(folder / "table1.csv", [mnist.Result("sgd", 800, 1.0, 0, 40, 7, 1.75, 1.77, 3.0, "mean")])
+    table1.write(folder / "table1.csv", [mnist.Result("sgd", 800, 1.0, 0, 40, 7, 1.75, 1.77, 0.06, 0.5, 3.0, "mean")])
     return folder
 
 

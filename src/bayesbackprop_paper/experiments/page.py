@@ -200,10 +200,11 @@ def _table1(results: Path) -> list[Table]:
     text = [about, table1.difference(found), *_times(made), *_versions(made)]
     heads = ["method", "epochs", *chain(*([f"2x{units}", "paper"] for units in sizes))]
     score_heads = ["method", *chain(*([f"2x{units}: NLL", "ECE"] for units in sizes))]
-    return [
-        Table("table1", "Table 1: MNIST", text, heads, errors, _commands(made)),
-        Table("table1-scores", "Table 1: likelihood and calibration", [calibrated], score_heads, scores, []),
-    ]
+    tables = [Table("table1", "Table 1: MNIST", text, heads, errors, _commands(made))]
+    if columns["test_nll"]:
+        title = "Table 1: likelihood and calibration"
+        tables.append(Table("table1-scores", title, [calibrated], score_heads, scores, []))
+    return tables
 
 
 def _count(seeds: int) -> str:
@@ -218,7 +219,7 @@ def _cell(cell: tuple[float, float, int] | None) -> str:
 
 
 def _score(cell: tuple[float, float, int] | None, digits: int) -> str:
-    return _MISSING if cell is None or math.isnan(cell[0]) else f"{cell[0]:.{digits}f}"
+    return _MISSING if cell is None else f"{cell[0]:.{digits}f}"
 
 
 def _commands(path: Path) -> list[str]:

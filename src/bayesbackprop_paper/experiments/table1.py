@@ -217,7 +217,8 @@ def summary(
     """Mean and spread of a column over the seeds, and their number, by (method, temperature, units, epochs)."""
     cells: dict[tuple[str, float, int, int], list[float]] = {}
     for row in rows:
-        cells.setdefault((row.method, row.temperature, row.units, row.epochs), []).append(getattr(row, column))
+        if not math.isnan(value := getattr(row, column)):  # which older rows may not have
+            cells.setdefault((row.method, row.temperature, row.units, row.epochs), []).append(value)
     return {
         key: (mean(errors), stdev(errors) if len(errors) > 1 else math.nan, len(errors))
         for key, errors in sorted(cells.items())

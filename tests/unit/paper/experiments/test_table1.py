@@ -70,10 +70,10 @@ def test_tables_are_written_and_read(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0] == COLUMNS
     assert lines[1:] == [
-        "dropout,400,0.125,0,40,17,1.25,1.83,12345.7,mean",
-        "sgd,400,1,0,40,17,1.25,1.83,12345.7,mean",
-        "sgd,400,1,1,40,17,1.25,1.83,12345.7,mean",
-        "sgd,1200,1,0,40,17,1.25,1.83,12345.7,mean",
+        "dropout,400,0.125,0,40,17,1.25,1.83,0.0625,0.5,12345.7,mean",
+        "sgd,400,1,0,40,17,1.25,1.83,0.0625,0.5,12345.7,mean",
+        "sgd,400,1,1,40,17,1.25,1.83,0.0625,0.5,12345.7,mean",
+        "sgd,1200,1,0,40,17,1.25,1.83,0.0625,0.5,12345.7,mean",
     ]
     read = table1.read(path)
     assert read == sorted(
