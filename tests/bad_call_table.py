@@ -642,6 +642,7 @@ TABLE: dict[str, Entry] = {
         seed=WHOLE | "None",
         progress=FLAG,
     ),
+    "unsharded": entry(bbb.unsharded, lambda: {"model": small_model()}, model=MODEL),
     "update_batchnorm": entry(
         bbb.update_batchnorm,
         lambda: {"model": normalised(), "data": X},

@@ -239,7 +239,7 @@ def test_nothing_is_broadcast(make: Callable[[], Likelihood], output: Tensor, ta
             for target in (B + 0.5, B - 1, B.long() - 3, B + math.inf, B + math.nan, B.to(torch.complex64))
         ),
         (Poisson(), B.long(), B, "The 'output' parameter of Poisson must be a float tensor of shape [B, ...]"),
-        (Poisson(), (B, B), B, "a float tensor of shape [B, ...]. Got a tuple instead."),
+        (Poisson(), (B, B), B, "picks it). Got a tuple instead."),
         (NegativeBinomial(), B, [0, 0, 0, 0], "Got a list instead."),
         (StudentT(), B, B.long(), "The 'target' parameter of StudentT must be a tensor of floats."),
         (StudentT(), None, B, "The 'output' parameter of StudentT must be a float tensor of shape [B, ...]"),

@@ -1,66 +1,18 @@
 """Large networks: no step, prediction or file takes much more memory than parameters, gradients and optimiser do."""
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bayesbackprop import Adam, Bayesian, FreeEnergy, Gaussian, load, save
+from bayesbackprop import Bayesian, FreeEnergy, Gaussian
 from bayesbackprop_paper.bench.apart import call_apart
-from bayesbackprop_paper.bench.memory import process_peak, resident_memory
+from large_networks import PARAMETERS, WITH_ADAM, WITH_SGD, peak_of
 from opaque import Opaque
 
-SIZES = (1000, 5000, 1000)
-WEIGHTS = 10_006_000
-# Of each weight mu and rho; their gradients; and what Adam keeps. Plain SGD, which keeps nothing, is the hardest case.
-PARAMETERS, WITH_SGD, WITH_ADAM = 8 * WEIGHTS, 16 * WEIGHTS, 32 * WEIGHTS
 BOUND = 1.3
-
-
-def _net(opaque: bool = False) -> nn.Module:
-    layers = nn.Sequential(nn.Linear(SIZES[0], SIZES[1]), nn.ReLU(), nn.Linear(SIZES[1], SIZES[2]))
-    return Opaque(layers) if opaque else layers
-
-
-def _model(opaque: bool) -> Bayesian:
-    return Bayesian(_net(opaque), Gaussian(1.0), seed=0)
-
-
-def _step(model: Bayesian, optimiser: torch.optim.Optimizer) -> None:
-    for _ in range(2):
-        optimiser.zero_grad()
-        FreeEnergy(model, n=100)(torch.randn(8, SIZES[0]), torch.randn(8, SIZES[-1])).backward()
-        optimiser.step()
-
-
-def peak_of(what: str, opaque: bool, path: Path) -> int:
-    """In a process of its own: the most memory above that of the imports."""
-    torch.set_num_threads(1)
-    idle = resident_memory()
-    assert idle is not None
-    torch.manual_seed(0)
-    if what == "construct":
-        peak = process_peak(partial(_model, opaque))
-    elif what == "load":
-        with torch.device("meta"):
-            net = _net(opaque)
-        peak = process_peak(partial(load, path, net))
-    else:
-        model, x = _model(opaque), torch.randn(100 if "rows" in what else 8, SIZES[0])
-        run = {
-            "step": partial(_step, model, torch.optim.SGD(model.parameters(), 1e-3)),
-            "step of Adam": partial(_step, model, Adam(model.parameters(), 1e-3)),
-            "save": partial(save, model, path),
-            "predict": partial(model.predict, x, draws=6),
-            "predict, many rows": partial(model.predict, x, draws=6),
-            "predict, shared": partial(model.predict, x, draws=6, estimator="shared"),
-        }[what]
-        peak = process_peak(run)
-    assert peak is not None
-    return peak - idle
 
 
 @pytest.mark.supports("Large networks", "bounded memory", "1.3 times parameters, gradients and the state of Adam")
