@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,6 +102,22 @@ def check_snapshot(folder: Path) -> None:
     assert newest.position == log.counts().rewarded == whole.observed
     assert serving.same(load(newest.path), whole)
     log.close()
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path, processes: list[Any]) -> None:
+    """So the same command can start again where it was killed."""
+    process, port = start(tmp_path, "--workers", 2)
+    processes.append(process)
+    wait_until_ready(port, process)
+    process.kill()
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if free.connect_ex(("127.0.0.1", port)):
+                return
+        time.sleep(0.05)
+    raise AssertionError("a worker still answers")
 
 
 def test_several_workers_are_one_service(tmp_path: Path, processes: list[Any]) -> None:

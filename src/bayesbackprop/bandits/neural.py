@@ -383,6 +383,14 @@ class NeuralAgent(Agent):
         )
         return expected.clip(-LARGEST_REWARD, LARGEST_REWARD)  # as rewards are; an exponential may overflow
 
+    def _possible(self, means: Numbers) -> Numbers:
+        """Means within what rewards can be, of an agent alone."""
+        likelihood = self._likelihood.likelihood
+        if isinstance(likelihood, Unknown) and not likelihood.is_number.item():
+            likelihood = likelihood.bernoulli
+        whole = _REWARDS.get(type(likelihood))
+        return means if whole is None else means.clip(0, whole.most * (self.scale or 1.0))
+
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"contexts": self._contexts, "actions": self._actions, "rewards": self._rewards}
         if isinstance(self._likelihood.likelihood, Unknown):
@@ -520,7 +528,7 @@ class ThompsonSampling(NeuralAgent):
             trust = found.trust[0].numpy()
             luck = np.append(0.0, random.standard_normal(self.candidates))
             best, *shares = self._regression.share(torch.from_numpy(self._errors * luck)).tolist()
-            means = means + best * trust * (linear - means)
+            means = self._possible(means + best * trust * (linear - means))  # a line knows no bounds
             draws = draws + np.array(shares)[:, None, None] * trust * (linear - draws) + self._errors * error
         return by_draws(draws, means, requests.allowed)
 

@@ -1,7 +1,11 @@
 """The application: its endpoints, and what starts and ends with it."""
 
 import asyncio
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -199,6 +203,7 @@ def make_app(settings: Settings) -> FastAPI:
 def from_environment() -> FastAPI:
     """The application of a worker process, whose settings are in the environment."""
     prepare_process()
+    _end_with_parent()
     return make_app(Settings.from_environment())
 
 
@@ -210,6 +215,19 @@ def prepare_process() -> None:
     """
     torch.set_num_threads(1)
     sys.setswitchinterval(_SWITCH)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is killed: it would hold the port, and nobody could restart it."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def _check(request: DecisionRequest, agent: Agent, owner: str) -> None:

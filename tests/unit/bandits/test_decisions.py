@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bandit_worlds import ACTIONS, FEATURES, GOOD, KINDS, LEARNING, NAN, assert_same, live, neighbours, snapshot
-from bayesbackprop import Bernoulli
+from bayesbackprop import Bernoulli, Poisson
 from bayesbackprop.bandits import Agent, Decision, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
 from bayesbackprop.bandits import decisions as ledgers
 from rewriting import rewrite
@@ -364,3 +364,13 @@ def test_what_describes_the_actions_may_stand_apart_in_a_file(tmp_path: Path) ->
 def test_a_decision_can_be_logged_as_json() -> None:
     decision = KINDS["thompson, output"]().decide(GOOD)
     assert Decision(**json.loads(json.dumps(vars(decision)))).id == decision.id
+
+
+@pytest.mark.parametrize(("likelihood", "most"), [(None, 1.0), (Bernoulli(), 1.0), (Poisson(), 9e99)])
+def test_means_are_what_rewards_can_be(likelihood: Any, most: float) -> None:
+    """The line beside the network goes on below 0 and above 1; what is reported does not."""
+    agent = ThompsonSampling(features=1, actions=2, likelihood=likelihood, updates=1, seed=0)
+    for n in range(40):
+        agent.observe([n / 20 - 1], n % 2, float(n > 30))
+    for explanation in agent.explain_many([[-9.0], [9.0]]):
+        assert all(0 <= mean <= most for mean in explanation.means)
