@@ -150,6 +150,38 @@ def test_several_workers_are_one_service(tmp_path: Path, processes: list[Any]) -
     check_snapshot(tmp_path)
 
 
+def test_changes_of_the_actions_survive_a_kill_and_reach_all_workers(tmp_path: Path, processes: list[Any]) -> None:
+    process, port = start(tmp_path)
+    processes.append(process)
+    wait_until_ready(port, process)
+    with serving.Client(port) as client:
+        for n in range(5):
+            if n == 2:
+                assert client.post("/arms", {"count": 1, "request": "new"})[1]["added"] == [2]
+            decision = client.post("/decide", {"context": [1.0, n, 0.0]})[1]
+            assert client.post("/reward", {"id": decision["id"], "reward": n})[0] == 200
+        assert client.delete("/arms/0")[0] == 200
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process, port = start(tmp_path, "--workers", 2)
+    processes.append(process)
+    wait_until_ready(port, process)
+    until, learners = time.monotonic() + PATIENCE, set[bool]()
+    while time.monotonic() < until and learners != {True, False}:
+        with serving.Client(port) as client:
+            assert client.post("/arms", {"count": 1, "request": "new"})[1]["repeated"]
+            decision = client.post("/decide", {"context": [1.0, 0.0, 0.0]})[1]
+            assert decision["action"] != 0
+        with serving.Client(port) as client:
+            learner = client.get("/state")[1]["learner"]
+        if learner["lag"] == 0 and len(decision["means"]) == 3:
+            learners.add(learner["is_learner"])
+    assert learners == {True, False}
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+    check_snapshot(tmp_path)
+
+
 def test_the_example_of_the_docs_runs(tmp_path: Path, processes: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     process, port = start(tmp_path)
     processes.append(process)

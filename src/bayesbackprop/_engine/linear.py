@@ -47,9 +47,9 @@ class Layer(NamedTuple):
 
     # --- in prediction -----------------------------------------------------------------------------------------------
 
-    def moments(self, x: Tensor, variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The means and standard deviations of the outputs, from the variances of the layer's own parameters."""
-        return F.linear(x, *self.own.mus), F.linear(x.square(), *variances).sqrt_()
+    def moments(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The means and standard deviations of the outputs, from the variances of ``weight`` and ``bias``."""
+        return F.linear(x, *self.own.mus), F.linear(x.square(), weight, bias).sqrt_()
 
     def spread(self, mean: Tensor, deviation: Tensor, key: Key, many: int, one_row: bool) -> Tensor:
         """Draws of the outputs from ``key`` on; with ``one_row`` of noise for all, a row's draws are its own matter."""
@@ -136,7 +136,7 @@ class Local(Rule):
     """One draw for each output."""
 
     def forward(self, layer: Layer, at: At) -> tuple[Tensor, tuple[Tensor, ...]]:
-        mean, deviation = layer.moments(at.x, ops.variances(layer.own))
+        mean, deviation = layer.moments(at.x, *ops.variances(layer.own))
         of_outputs = stream(layer.weight, Role.ACTIVATION)
         zeta = ops.normal(tuple(mean.shape), at.key, of_outputs, mean.dtype, mean.device)
         output = mean.addcmul_(deviation, zeta)

@@ -321,19 +321,22 @@ class FullyConnected(Executor):
         start, *others = self._steps[first:]
         assert isinstance(start, Layer)
         few = len(x) < _ROWS
-        mean, deviation = start.moments(x, ops.variances(start.own))
-        variances = [ops.variances(step.own) if few and isinstance(step, Layer) else [] for step in others]
+        if few:  # which need those of all layers
+            variances = ops.variances(self._parameters)
+            mean, deviation = start.moments(x, *start.pair(variances))
+        else:
+            mean, deviation = start.moments(x, *ops.variances(start.own))
         # Of the outputs of a layer there are the noise, the means, the deviations and the inputs squared.
         at_a_time = max(1, min(_CHUNK, memory // (4 * x.element_size())) // (len(x) * self._widest))
         results: list[Tensor] = []
         for begin in range(0, draws, at_a_time):
             at, many = key._replace(draw=begin), min(at_a_time, draws - begin)
             h = start.spread(mean, deviation, at, many, one_row=few)
-            for step, squares in zip(others, variances, strict=True):
+            for step in others:
                 if not isinstance(step, Layer):
                     h = step(h)
                 elif few:
-                    h = step.spread(*step.moments(h, squares), at, many, one_row=True)
+                    h = step.spread(*step.moments(h, *step.pair(variances)), at, many, one_row=True)
                 else:
                     h = torch.stack([step.drawn(each, at._replace(draw=begin + k)) for k, each in enumerate(h)])
             results.append(h)

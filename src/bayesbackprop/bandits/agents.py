@@ -96,7 +96,10 @@ class Agent(State):
             requests = self._requests(owner, contexts, masks, features)
             random = self._decision_random()
             explanations = decider._explain(requests, random)
-            decisions = [Decision.of(each, random.random()) for each in explanations]
+            allowed = requests.allowed.tolist()
+            decisions = [
+                Decision.of(each, random.random(), row) for each, row in zip(explanations, allowed, strict=True)
+            ]
             taken = [each.action for each in decisions]
             codes = None if requests.codes is None else requests.codes[range(len(taken)), taken]
             learnt, now = self._with_codes(requests.contexts, taken, codes), time.time()
@@ -147,7 +150,9 @@ class Agent(State):
 
     def _reward(self, method: str, ids: Sequence[Any], rewards: Any) -> None:
         owner = self._check_alone(method)
-        gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(ids))
+        if len(check_list(owner, rewards=rewards)) != len(ids):
+            raise invalid("rewards", owner, f"one for each of the {len(ids)} in 'ids'", Described(f"{len(rewards)}"))
+        gains = checked_rewards(owner, rewards, len(ids))
         self._check_rewards(owner, gains)
         waiting, begun = self._ledger.take(owner, ids), 0
         try:

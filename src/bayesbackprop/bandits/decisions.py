@@ -100,6 +100,10 @@ class Explanation:
         check_type("Explanation.sample", torch.Generator | None, "None or a torch.Generator", generator=generator)
         return self.at(float(torch.rand((), dtype=torch.float64, generator=generator)))
 
+    def explores(self, action: int) -> bool:
+        """Whether an action of a higher mean is allowed."""
+        return self.means[action] < self.means[self.best]
+
     def at(self, share: float) -> int:
         """The action at which the sum of the probabilities exceeds ``share``, a number in [0, 1)."""
         sums = list(accumulate(self.probabilities))
@@ -118,7 +122,9 @@ class Decision:
         probabilities: Of each action.
         means: The expected reward of each action.
         spreads: How uncertain each of these is.
-        explored: Whether the action is not the one of the highest mean among those allowed.
+        explored: Whether an action of a higher mean was allowed.
+        allowed: Whether each action could be taken: those that the mask forbade, and those retired, could not. Empty
+            where it is not known, as of decisions that older versions made.
     """
 
     id: str
@@ -128,14 +134,16 @@ class Decision:
     means: tuple[float, ...]
     spreads: tuple[float, ...]
     explored: bool
+    allowed: tuple[bool, ...] = ()
 
     @staticmethod
-    def of(explanation: Explanation, share: float) -> "Decision":
+    def of(explanation: Explanation, share: float, allowed: Sequence[bool]) -> "Decision":
         """The one at ``share`` of the probabilities, a number in [0, 1)."""
         action = explanation.at(share)
         known = (explanation.probabilities, explanation.means, explanation.spreads)
         # A counter would give an id twice after a restart from an older file.
-        return Decision(uuid.uuid4().hex, action, known[0][action], *known, explored=action != explanation.best)
+        explored = explanation.explores(action)
+        return Decision(uuid.uuid4().hex, action, known[0][action], *known, explored, tuple(allowed))
 
 
 class Waiting(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_list, check_path, check_type, invalid
@@ -84,20 +85,26 @@ class Log:
         rewards: Mapping[str, float] | Sequence[float],
         masks: Any = None,
     ) -> "Log":
-        """The log of what :meth:`Agent.decide` or :meth:`Agent.decide_many` returned.
+        """The log of what :meth:`Agent.decide` or :meth:`Agent.decide_many` returned, with what was allowed then.
+
+        Some may have been made before ``add_arms`` and some after: an action that was not there had the probability 0
+        and was not allowed.
 
         Args:
             decisions: Those decisions.
             contexts: The context of each, ``[n, features]``.
             rewards: Of each; or a mapping from ids to rewards, in which those that never came are missing: their
                 decisions are left out of the log.
-            masks: The mask of each, if any.
+            masks: What was allowed in each, ``[n, actions]``, in place of what the decisions say: for those of older
+                versions, which do not say it.
         """
         for each in check_list("Log.of", decisions=decisions):
             check_type("Log.of", Decision, "a list of decisions, as decide() returns them", decisions=each)
+        if len(decisions) == 0:
+            raise invalid("decisions", "Log.of", "at least one", decisions)
         contexts = numbers("contexts", "Log.of", contexts, (len(decisions), None))
-        masks = None if masks is None else _booleans(masks, len(decisions))
-        kept = list(range(len(decisions)))
+        masks = _allowed(decisions) if masks is None else _booleans(masks, len(decisions))
+        kept, most = list(range(len(decisions))), max(len(each.probabilities) for each in decisions)
         if isinstance(rewards, Mapping):
             kept = [row for row in kept if decisions[row].id in rewards]
             rewards = [rewards[decisions[row].id] for row in kept]
@@ -105,7 +112,7 @@ class Log:
             contexts[kept],
             [decisions[row].action for row in kept],
             rewards,
-            [decisions[row].probabilities for row in kept],
+            _together([each.probabilities for each in decisions], most)[kept],
             None if masks is None else masks[kept],
         )
 
@@ -123,6 +130,51 @@ class Log:
         given = self.propensities if self.probabilities is None else self.probabilities
         masks = None if self.masks is None else self.masks[chosen]
         return Log(self.contexts[chosen], self.actions[chosen], self.rewards[chosen], given[chosen], masks)
+
+    def __add__(self, other: "Log") -> "Log":
+        """The rows of this log, and then those of another.
+
+        Where one has more actions, these were added in between: in the rows of the other they had the probability 0 and
+        were not allowed.
+
+        Examples:
+            >>> before = Log([[0.0]], actions=[0], rewards=[1.0], propensities=[[0.5, 0.5]])
+            >>> after = Log([[1.0]], actions=[2], rewards=[0.0], propensities=[[0.25, 0.25, 0.5]])
+            >>> (before + after).masks.tolist()
+            [[True, True, False], [True, True, True]]
+        """
+        if not isinstance(other, Log):
+            return NotImplemented
+        if other.contexts.shape[1] != self.contexts.shape[1]:
+            constraint = f"of contexts of {self.contexts.shape[1]} numbers, as those that it is added to"
+            raise invalid("other", "Log.__add__", constraint, Described(f"{other.contexts.shape[1]}"))
+        logs = (self, other)
+        if len({(log.probabilities is None, log._count is None) for log in logs}) > 1:
+            constraint = (
+                "a log with the same columns: probabilities of every action or of the one taken, and masks or none"
+            )
+            raise invalid("other", "Log.__add__", constraint, Described("one that knows more, or less"))
+        given = [log.propensities if log.probabilities is None else log.probabilities for log in logs]
+        masks = None
+        if self._count is not None and other._count is not None:
+            most = max(self._count, other._count)
+            counts = (self._count, other._count)
+            allowed = [
+                torch.ones(len(log), count) if log.masks is None else log.masks
+                for log, count in zip(logs, counts, strict=True)
+            ]
+            masks = torch.cat([_widened(each, most) for each in allowed])
+            given = [each if each.dim() == 1 else _widened(each, most) for each in given]
+        everything = masks is None or bool(masks.all())
+        contexts, actions, rewards = (
+            torch.cat([getattr(log, name) for log in logs]) for name in ("contexts", "actions", "rewards")
+        )
+        return Log(contexts, actions, rewards, torch.cat(given), None if everything else masks)
+
+    @property
+    def _count(self) -> int | None:
+        """How many actions there were, if the log knows it."""
+        return next((rows.shape[1] for rows in (self.probabilities, self.masks) if rows is not None), None)
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the log as a table with a header, atomically.
@@ -171,6 +223,22 @@ class Log:
         except (ValueError, KeyError, IndexError, UnicodeError, csv.Error) as error:
             got = Described(f"{place}: {error}")
             raise invalid("path", "Log.read_csv", "a CSV file with the columns of a log", got) from error
+
+
+def _allowed(decisions: Sequence[Decision]) -> Tensor | None:
+    """What decisions say was allowed, ``[n, actions]``; None where that was everything."""
+    known = [each.allowed or (True,) * len(each.probabilities) for each in decisions]
+    rows = _together(known, max(map(len, known))).bool()
+    return None if bool(rows.all()) else rows
+
+
+def _together(rows: Sequence[Sequence[float]], actions: int) -> Tensor:
+    """Rows about actions as one table of so many: those that a row does not have were not there, and get 0."""
+    return torch.tensor([[*row, *[0] * (actions - len(row))] for row in rows], dtype=torch.float64)
+
+
+def _widened(rows: Tensor, actions: int) -> Tensor:
+    return F.pad(rows.double(), (0, actions - rows.shape[-1]))
 
 
 def _columns(start: str, rows: Any) -> dict[str, Any]:
@@ -247,6 +315,9 @@ def check_distributions(name: str, owner: str, rows: Tensor, masks: Tensor | Non
     if masks.shape != rows.shape:
         got = Described(f"{rows.shape[1]} actions, and masks of {masks.shape[1]}")
         raise invalid(name, owner, "of as many actions as the masks", got)
-    if bool((wrong := rows.masked_fill(masks, 0).amax(1) > 0).any()):
-        row = int(wrong.nonzero()[0])
-        raise invalid(name, owner, "0 for actions that a mask forbids", Described(f"more in row {row}"))
+    if bool((wrong := rows.masked_fill(masks, 0) > 0).any()):
+        row, action = wrong.nonzero()[0].tolist()
+        constraint = (
+            "0 for actions that a mask forbids; log[log.masks[:, action]] has the rows in which one was allowed"
+        )
+        raise invalid(name, owner, constraint, Described(f"more for action {action} in row {row}"))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ from bayesbackprop.priors import Normal, Prior
 # After so many rewards the scale that is found from them no longer falls: the better an agent, the more alike its
 # rewards, and what was learnt in other units would have to be learnt again and again.
 _SETTLED = 100
+
+# A reward of so many times their size is more likely an error than news.
+_WILD = 1000.0
 
 # Of a log: how often each observation is learnt, and the fewest updates, since Adam goes by its rate at each. After a
 # thousand observations at random, one after the other, decisions lost 0.131 on ten digits and 0.222 on a random
@@ -263,6 +267,14 @@ class NeuralAgent(Agent):
         constraint, units = _REWARDS.get(type(self.likelihood)), rewards / (self.scale or 1.0)
         if constraint is not None and not bool(((units >= 0) & (units <= constraint.most) & (units % 1 == 0)).all()):
             raise invalid("reward", owner, f"{constraint.text}, by its likelihood", rewards.tolist())
+        if self._finds_scale and self.observed >= _SETTLED:
+            usual, largest = float(self._found_scale.max()), float(rewards.abs().max())
+            if largest > _WILD * usual:
+                warnings.warn(
+                    f"{owner}: a reward of {largest:g} is {largest / usual:.0f} times the size of those before, and "
+                    "what was learnt of them is lost beside it. If it is an error, load the agent as saved before.",
+                    stacklevel=4,
+                )
 
     def _remember(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         place = self.observed % self.memory

@@ -1,6 +1,7 @@
 """The application: its endpoints, and what starts and ends with it."""
 
 import asyncio
+import copy
 import multiprocessing
 import os
 import signal
@@ -15,19 +16,23 @@ import torch
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy.exc import SQLAlchemyError
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._version import __version__
 from bayesbackprop.bandits import Agent
 from bayesbackprop.serving.access import Guard, RefusedError, answer, say_errors_as_json
+from bayesbackprop.serving.arms import LastArmError, NoSuchArmError
 from bayesbackprop.serving.learning import Learner
-from bayesbackprop.serving.log import Entry, Log
+from bayesbackprop.serving.log import Conflict, Entry, Log
 from bayesbackprop.serving.monitoring import Metrics
 from bayesbackprop.serving.requests import (
+    Arms,
     Decision,
     DecisionRequest,
     DecisionRequests,
     Decisions,
+    NewArms,
     Problem,
     RewardAnswer,
     RewardAnswers,
@@ -38,7 +43,7 @@ from bayesbackprop.serving.requests import (
 )
 from bayesbackprop.serving.settings import Limits, Settings
 from bayesbackprop.serving.state import state_of
-from bayesbackprop.serving.writing import Writer
+from bayesbackprop.serving.writing import Writer, unwritable
 
 _ABOUT = """A contextual bandit: ask `/decide` what to do in a context, and tell `/reward` what came of it, whenever it
 is known. Both are answered when they are in the durable log. An answer other than 2xx changed nothing, except that
@@ -86,6 +91,37 @@ class Service:
         self.writer.end()
         self.learner.end()
         self.log.close()
+
+    def add_arms(self, wanted: NewArms) -> Arms:
+        """Add actions to the log."""
+        try:
+            copy.deepcopy(self.agent).add_arms(wanted.count, wanted.features)  # so that the learner can do it
+            change, repeated = self.log.add_arms(wanted.count, wanted.features, wanted.request)
+        except ValueError as error:
+            owner = f"{type(self.agent).__name__}.add_arms"
+            raise RefusedError(422, "malformed", str(error).replace(owner, "/arms")) from None
+        except SQLAlchemyError as error:
+            raise unwritable(error) from None
+        if isinstance(change, Conflict):
+            raise RefusedError(409, "conflict", f"The request {change.request!r} asked for other actions before.")
+        return self._arms(added=[*range(change.action, change.action + change.added)], repeated=repeated)
+
+    def retire(self, action: int) -> Arms:
+        """Retire an action in the log."""
+        try:
+            self.log.retire(action)
+        except NoSuchArmError as error:
+            raise RefusedError(404, "unknown", str(error)) from None
+        except LastArmError as error:
+            raise RefusedError(409, "last_arm", str(error)) from None
+        except SQLAlchemyError as error:
+            raise unwritable(error) from None
+        return self._arms()
+
+    def _arms(self, **answer: Any) -> Arms:
+        self.learner.wake()
+        found = self.log.arms()
+        return Arms(actions=found.actions, retired=sorted(found.retired), **answer)
 
     @property
     def agent(self) -> Agent:
@@ -176,6 +212,16 @@ def make_app(settings: Settings) -> FastAPI:
         results = [RewardAnswer(id=each.id, status=status) for each, status in zip(body.rewards, statuses, strict=True)]
         return RewardAnswers(results=results)
 
+    @app.post("/arms", responses={**_PROBLEMS, 409: {"model": Problem}})
+    async def add_arms(body: NewArms, service: _Here) -> Arms:
+        """Add actions; they are in the log when this is answered, and the agent takes them soon."""
+        return await asyncio.to_thread(service.add_arms, body)
+
+    @app.delete("/arms/{action}", responses={**_PROBLEMS, **{status: {"model": Problem} for status in (404, 409)}})
+    async def retire(action: int, service: _Here) -> Arms:
+        """Retire an action: no decision that is answered after this takes it. Late rewards of it are still learnt."""
+        return await asyncio.to_thread(service.retire, action)
+
     @app.get("/state", responses={401: _PROBLEMS[401]})
     def state(service: _Here) -> State:
         """How the service is doing."""
@@ -236,9 +282,6 @@ def _check(request: DecisionRequest, agent: Agent, owner: str) -> None:
         if len(request.context) != agent.features:
             got = Described(f"{len(request.context)}")
             raise invalid("context", owner, f"a list of {agent.features} numbers", got)
-        if request.mask is not None and (len(request.mask) != agent.actions or not any(request.mask)):
-            got = Described(f"{len(request.mask)}, {sum(request.mask)} of them true")
-            raise invalid("mask", owner, f"a list of {agent.actions} booleans, at least one of them true", got)
     except ValueError as error:
         raise RefusedError(422, "malformed", str(error)) from None
 

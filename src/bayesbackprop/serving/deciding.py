@@ -7,7 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesbackprop._errors import Described, invalid
 from bayesbackprop.bandits import Agent, Explanation
+from bayesbackprop.serving.access import RefusedError
+from bayesbackprop.serving.arms import Arms
 from bayesbackprop.serving.log import Entry
 from bayesbackprop.serving.requests import DecisionRequest
 
@@ -15,14 +18,13 @@ from bayesbackprop.serving.requests import DecisionRequest
 _POINTS, _REACH = 200, 6.0
 
 
-def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator) -> list[Entry]:
-    """A decision for each request; the agent stays as it is."""
-    explanations = _explain(agent, requests, random)
+def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator, arms: Arms) -> list[Entry]:
+    """A decision for each request, with no action that is retired by ``arms``; the agent stays as it is."""
+    masks = [_mask(agent, each, arms) for each in requests]
+    explanations = _explain(agent, requests, masks, random)
     means = torch.tensor([each.means for each in explanations], dtype=torch.float64)
     spreads = torch.tensor([each.spreads for each in explanations], dtype=torch.float64)
-    allowed = torch.tensor([each.mask or [True] * agent.actions for each in requests])
-    allowed[:, list(agent.retired)] = False
-    best = expected_best(means, spreads, allowed).tolist()
+    best = expected_best(means, spreads, torch.tensor(masks)).tolist()
     entries = []
     for request, explanation, highest in zip(requests, explanations, best, strict=True):
         action = explanation.at(random.random())
@@ -38,26 +40,41 @@ def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.
                 probabilities=[*explanation.probabilities],
                 means=[*explanation.means],
                 spreads=[*explanation.spreads],
-                explored=action != explanation.best,
+                explored=explanation.explores(action),
                 loss=max(0.0, highest - explanation.means[action]),
             )
         )
     return entries
 
 
-def _explain(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator) -> list[Explanation]:
+def _mask(agent: Agent, request: DecisionRequest, arms: Arms) -> list[bool]:
+    """Which actions of the agent may be taken: it may lack some of the log, and a client may not know of all."""
+    given = request.mask
+    if given is not None and (not arms.first <= len(given) <= arms.actions or not any(given)):
+        got = Described(f"{len(given)}, {sum(given)} of them true")
+        raise invalid("mask", "/decide", f"a list of {arms.actions} booleans, at least one of them true", got)
+    wanted = [True] * arms.actions if given is None else [*given, *[False] * (arms.actions - len(given))]
+    left = [each and action not in arms.retired for action, each in enumerate(wanted)]
+    if not any(left):
+        raise invalid("mask", "/decide", "true for at least one action that is not retired", Described("none"))
+    if not any(left[: agent.actions]):
+        message = "The actions that the mask allows are new, and this worker has not learnt of them yet. Try again."
+        raise RefusedError(503, "not_learnt_yet", message)
+    return left[: agent.actions]
+
+
+def _explain(
+    agent: Agent, requests: Sequence[DecisionRequest], masks: Sequence[list[bool]], random: np.random.Generator
+) -> list[Explanation]:
     """How the agent would choose; requests with features of the actions and without are two batches."""
     found: dict[int, Explanation] = {}
     for described in (False, True):
         some = [n for n, each in enumerate(requests) if (each.features is not None) is described]
         if some:
             batch = [requests[n] for n in some]
-            masks = (
-                [each.mask or [True] * agent.actions for each in batch] if any(each.mask for each in batch) else None
-            )
-            features = [each.features for each in batch] if described else None
+            features = [(each.features or [])[: agent.actions] for each in batch] if described else None
             contexts = [each.context for each in batch]
-            explained = agent.explain_many(contexts, masks, features, random=random)
+            explained = agent.explain_many(contexts, [masks[n] for n in some], features, random=random)
             found |= dict(zip(some, explained, strict=True))
     return [found[n] for n in range(len(requests))]
 

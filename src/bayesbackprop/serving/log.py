@@ -20,7 +20,8 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop.bandits import Agent, load
-from bayesbackprop.serving import tables
+from bayesbackprop.serving import arms, tables
+from bayesbackprop.serving.arms import Arms, Change
 from bayesbackprop.serving.requests import RewardStatus
 
 # How many values a query names at a time: SQLite takes 32,766 of them.
@@ -39,6 +40,10 @@ class Conflict(NamedTuple):
     """Why decisions were not written: the name of a request was used before, for another one."""
 
     request: str
+
+
+class ArmsChangedError(Exception):
+    """Why nothing was written: actions were added or retired since these decisions were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ class Log:
             needs = f"The log {url.partition(':')[0]} needs {error.name}"
             raise ModuleNotFoundError(f'{needs}: pip install "bayesbackprop[postgres]"') from error
         self.name = ""
+        self._first = Arms(0, 0, frozenset(), 0)  # before the first change
         self._writer = self.engine.execution_options(writes=True)
         # In PostgreSQL a reader would else see what is committed between two of its queries.
         options = {} if self._is_sqlite else {"isolation_level": "REPEATABLE READ"}
@@ -125,28 +131,37 @@ class Log:
         if self._is_sqlite:
             Path(self.engine.url.database or "").parent.mkdir(parents=True, exist_ok=True)
         with self._writing() as connection:
-            if not self._is_sqlite:
-                connection.execute(sql.select(func.pg_advisory_xact_lock(zlib.crc32(tables.service.name.encode()))))
+            self._make_alone(connection)
             if sql.inspect(connection).has_table(tables.service.name):
                 return
             tables.everything.create_all(connection)
-            about = {"one": 1, "format": tables.FORMAT, "name": uuid.uuid4().hex, "agent": kept}
+            about = {"one": 1, "format": tables.FIRST_FORMAT, "name": uuid.uuid4().hex, "agent": kept}
             connection.execute(tables.service.insert().values(about))
             nothing = dict.fromkeys(Counts._fields, 0)
             connection.execute(tables.counts.insert().values(one=1, **nothing))
-            arm = {"chosen": 0, "rewarded": 0, "total": 0.0, "square": 0.0}
-            connection.execute(tables.arms.insert(), [{"action": action, **arm} for action in range(agent.actions)])
+            connection.execute(tables.arms.insert(), [tables.new_arm(action) for action in range(agent.actions)])
             connection.execute(tables.leases.insert().values(name="learner", holder="", until=0.0))
 
+    def _make_alone(self, connection: Connection) -> None:
+        """Let nobody else make tables until the end of the transaction."""
+        if not self._is_sqlite:
+            connection.execute(sql.select(func.pg_advisory_xact_lock(zlib.crc32(tables.service.name.encode()))))
+
     def open(self) -> Agent:
-        """The agent before the first reward."""
+        """The agent before the first reward and the first change."""
         with self._reading() as connection:
             about = connection.execute(sql.select(tables.service)).mappings().one()
+            complete = sql.inspect(connection).has_table(tables.changes.name)
         if about["format"] > tables.FORMAT:
             constraint = f"of format {tables.FORMAT} at most, which this version of the library knows"
             raise invalid("log", "Log", constraint, Described(f"{about['format']}"))
-        self.name = about["name"]
-        return _agent_of(zlib.decompress(about["agent"]))
+        if not complete:  # an older version made it
+            with self._writing() as connection:
+                self._make_alone(connection)
+                tables.changes.create(connection, checkfirst=True)
+        self.name, agent = about["name"], _agent_of(zlib.decompress(about["agent"]))
+        self._first = Arms.of(agent)
+        return agent
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -155,7 +170,13 @@ class Log:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(
-        self, groups: Sequence[Sequence[Entry]], rewards: Sequence[tuple[str, float]], *, most: int, expire: float
+        self,
+        groups: Sequence[Sequence[Entry]],
+        rewards: Sequence[tuple[str, float]],
+        *,
+        most: int,
+        expire: float,
+        changes: int = 0,
     ) -> tuple[list[list[Entry] | Full | Conflict], list[RewardStatus]]:
         """Append groups of decisions, and rewards by id of their decisions, in one transaction.
 
@@ -164,6 +185,7 @@ class Log:
             rewards: Are written after the decisions.
             most: How many decisions may wait for their reward.
             expire: Seconds after which a decision waits no longer.
+            changes: How many changes of the actions decisions were made after; if there are more, nothing is written.
 
         Returns:
             The decisions of each group, of which those whose request had been decided before are as they were then, or
@@ -171,6 +193,8 @@ class Log:
         """
         with self._writing() as connection:
             now, counts = self._locked(connection)
+            if groups and arms.changes_after(connection, changes):
+                raise ArmsChangedError
             answers, new, counts = self._admit(connection, groups, counts, most)
             if new:
                 self._insert(connection, new, counts, now)
@@ -269,6 +293,36 @@ class Log:
         ]
         connection.execute(_ADD_UP, rows)
 
+    # --- changes of the actions --------------------------------------------------------------------------------------
+
+    def add_arms(
+        self, count: int, features: list[list[float]] | None = None, request: str | None = None
+    ) -> tuple[Change | Conflict, bool]:
+        """Add actions; the change, and whether a request of this name had asked for it before."""
+        with self._writing() as connection:
+            change, repeated = arms.add(connection, self._place(connection), self._first, count, features, request)
+        if repeated and (change.added, change.features) != (count, features):
+            return Conflict(request or ""), True
+        return change, repeated
+
+    def retire(self, action: int) -> None:
+        """Retire an action; one that is retired stays so."""
+        with self._writing() as connection:
+            arms.retire(connection, self._place(connection), self._first, action)
+
+    def _place(self, connection: Connection) -> tuple[float, int, int]:
+        now, counts = self._locked(connection)
+        return now, counts.decided, counts.rewarded
+
+    def arms(self) -> Arms:
+        """The actions after all changes."""
+        return self._first.after(self.changes())
+
+    def changes(self) -> list[Change]:
+        """All changes of the actions, in their order."""
+        with self._reading() as connection:
+            return arms.changes_after(connection, 0)
+
     def sweep(self, expire: float) -> int:
         """Count decisions that have expired without a reward, so that they wait no longer; how many it looked at."""
         c = tables.decisions.c
@@ -319,8 +373,8 @@ class Log:
         with self._reading() as connection:
             return self._locked(connection, lock=False)[1]
 
-    def after(self, position: int, most: int) -> list[Observation]:
-        """What there is to learn after ``position``, in the order of the log."""
+    def after(self, position: int, most: int, changes: int = 0) -> list[Observation | Change]:
+        """What there is to learn after ``position`` and so many ``changes`` of the actions, in the order of the log."""
         d, r = tables.decisions.c, tables.rewards.c
         query = (
             sql.select(r.position, d.id, d.context, d.features, d.action, r.reward)
@@ -330,7 +384,12 @@ class Log:
             .limit(most)
         )
         with self._reading() as connection:
-            return [Observation(*row) for row in connection.execute(query)]
+            found = [Observation(*row) for row in connection.execute(query)]
+            changed = arms.changes_after(connection, changes)
+        last = found[-1].position if found else position
+        # A change at a position follows its reward.
+        both: list[Observation | Change] = [*found, *(change for change in changed if change.position <= last)]
+        return sorted(both, key=lambda each: (each.position, isinstance(each, Change)))
 
     def decision_at(self, position: int) -> str | None:
         """The id of the decision whose reward has this position: which tells one log from another."""

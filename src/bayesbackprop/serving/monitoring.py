@@ -16,7 +16,7 @@ from bayesbackprop.serving.log import Log
 # Where several workers add up their metrics: prometheus_client looks at it when it is imported.
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
-_PATHS = ("/decide", "/decide/batch", "/reward", "/reward/batch", "/state", "/metrics", "/health", "/")
+_PATHS = ("/decide", "/decide/batch", "/reward", "/reward/batch", "/arms", "/state", "/metrics", "/health", "/")
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 

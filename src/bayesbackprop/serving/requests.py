@@ -68,6 +68,27 @@ class RewardRequests(_Strict):
     rewards: list[RewardRequest] = Field(min_length=1)
 
 
+class NewArms(_Strict):
+    """Actions to add."""
+
+    count: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
+    features: list[list[Number]] | None = Field(
+        default=None, description="Numbers that describe each new action, if the agent takes them."
+    )
+    request: Name | None = Field(
+        default=None, description="A name of the client's for this request: a second one adds nothing."
+    )
+
+
+class Arms(BaseModel):
+    """The actions there are."""
+
+    added: list[int] = Field(default=[], description="The numbers of the new actions.")
+    actions: int = Field(description="How many there are, with those retired.")
+    retired: list[int]
+    repeated: bool = Field(default=False, description="Whether this request had been answered before.")
+
+
 RewardStatus = Literal["accepted", "known", "unknown", "expired", "conflict"]
 
 
@@ -99,6 +120,7 @@ class Arm(BaseModel):
     """One action."""
 
     action: int
+    retired: bool
     chosen: int
     rewarded: int
     reward: float | None = Field(description="The mean of the rewards received.")

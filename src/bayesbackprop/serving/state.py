@@ -1,7 +1,7 @@
 """The state of a service: from the log, and how far the learner is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from sqlalchemy.engine import RowMapping
 
@@ -18,11 +18,11 @@ def state_of(log: Log, learner: Learner) -> State:
     """What a worker sees now."""
     agent, position = learner.agent, learner.position
     found = log.watch(_RECENT, _SECONDS, _POINTS)
-    counts, recent = found.counts, found.recent
+    counts, recent, retired = found.counts, found.recent, log.arms().retired
     return State(
         agent=type(agent).__name__,
         features=agent.features,
-        actions=agent.actions,
+        actions=len(found.arms),
         decisions=counts.decided,
         rewards=counts.rewarded,
         waiting=counts.waiting,
@@ -33,7 +33,7 @@ def state_of(log: Log, learner: Learner) -> State:
         recent_exploration_rate=sum(row["explored"] for row in recent) / len(recent) if recent else None,
         regret=counts.regret,
         history=[Point(decision=number, time=time, regret=regret) for number, time, regret in found.history],
-        arms=[_arm(row, recent) for row in found.arms],
+        arms=[_arm(row, recent, retired) for row in found.arms],
         learner=learner_of(learner, counts.rewarded, position),
         time=found.time,
     )
@@ -51,16 +51,21 @@ def learner_of(learner: Learner, rewarded: int, position: int) -> requests.Learn
     )
 
 
-def _arm(row: RowMapping, recent: Sequence[RowMapping]) -> Arm:
+def _arm(row: RowMapping, recent: Sequence[RowMapping], retired: Container[int]) -> Arm:
     action, count = row["action"], row["rewarded"]
     mean = row["total"] / count if count else None
     deviation = math.sqrt(max(0.0, row["square"] / count - (row["total"] / count) ** 2)) if count else None
-    # Where the action was not allowed, what the agent expected of it is of no interest.
-    among = [each for each in recent if each["mask"] is None or each["mask"][action]]
+    # Where the action was not allowed, or not there yet, what the agent expected of it is of no interest.
+    among = [
+        each
+        for each in recent
+        if action < len(each["means"]) and (each["mask"] is None or any(each["mask"][action : action + 1]))
+    ]
     believed = sum(each["means"][action] for each in among) / len(among) if among else None
     spread = math.sqrt(sum(each["spreads"][action] ** 2 for each in among) / len(among)) if among else None
     return Arm(
         action=action,
+        retired=action in retired,
         chosen=row["chosen"],
         rewarded=count,
         reward=mean,

@@ -6,8 +6,9 @@ import sqlalchemy as sql
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Integer, LargeBinary, String, Table
 from sqlalchemy.engine import Connection, Engine
 
-# Of the tables. It rises when an older version of the library could not use them.
-FORMAT = 1
+# Of the tables. It rises when an older version of the library could not use them: a log has the second from its first
+# change of actions on.
+FORMAT, FIRST_FORMAT = 2, 1
 # Seconds that a writer waits for another one.
 _PATIENCE = 30
 
@@ -67,6 +68,18 @@ arms = Table(
     *(Column(name, _Long, nullable=False) for name in ("chosen", "rewarded")),
     *(Column(name, Double, nullable=False) for name in ("total", "square")),
 )
+# Actions that were added or retired, each after so many decisions and rewards; ``added`` is 0 where one was retired.
+changes = Table(
+    "bbb_changes",
+    everything,
+    Column("number", _Long, primary_key=True, autoincrement=False),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("request", String(100), unique=True),
+    Column("time", Double, nullable=False),
+    *(Column(name, _Long, nullable=False) for name in ("decided", "position")),
+    *(Column(name, Integer, nullable=False) for name in ("action", "added")),
+    Column("features", sql.JSON(none_as_null=True)),
+)
 leases = Table(
     "bbb_leases",
     everything,
@@ -74,6 +87,11 @@ leases = Table(
     Column("holder", String(200), nullable=False),
     Column("until", Double, nullable=False),
 )
+
+
+def new_arm(action: int) -> dict[str, Any]:
+    """The sums of an action that was never taken."""
+    return {"action": action, "chosen": 0, "rewarded": 0, "total": 0.0, "square": 0.0}
 
 
 def connect_to(url: str) -> Engine:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from bayesbackprop.serving.access import RefusedError
 from bayesbackprop.serving.deciding import decide
 from bayesbackprop.serving.learning import Learner
-from bayesbackprop.serving.log import Conflict, Entry, Full, Log
+from bayesbackprop.serving.log import ArmsChangedError, Conflict, Entry, Full, Log
 from bayesbackprop.serving.requests import DecisionRequest, RewardRequest, RewardStatus
 from bayesbackprop.serving.settings import Limits
 
@@ -57,6 +57,7 @@ class Writer(threading.Thread):
         self._log, self._learner, self._limits = log, learner, limits
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._ended = False
+        self.arms = log.arms()  # those that decisions were last made with
         # Two workers, or one that was restarted, must not draw the same actions.
         self._random = np.random.default_rng()
 
@@ -90,9 +91,7 @@ class Writer(threading.Thread):
             try:
                 self._write(jobs)
             except SQLAlchemyError as error:  # nothing was written, or nobody can tell: clients ask again
-                _say.warning("The log cannot be written: %s", error)
-                refusal = RefusedError(503, "log_unavailable", "The log cannot be written now. Try the same again.")
-                _refuse(jobs, refusal)
+                _refuse(jobs, unwritable(error))
             except Exception:  # a fault of ours: the others need not wait for ever
                 _say.exception("The writer failed.")
                 _refuse(jobs, RefusedError(500, "failed", "The service failed; its own log of errors says how."))
@@ -113,6 +112,14 @@ class Writer(threading.Thread):
         return jobs
 
     def _write(self, jobs: Sequence[_Job]) -> None:
+        while True:
+            try:
+                self._try_to_write(jobs)
+                return
+            except ArmsChangedError:
+                self._has_changed()
+
+    def _try_to_write(self, jobs: Sequence[_Job]) -> None:
         self._decide(jobs)
         deciding = [job for job in jobs if job.entries]
         rewarding = [job for job in jobs if job.rewards]
@@ -121,7 +128,9 @@ class Writer(threading.Thread):
             return
         limits = self._limits
         groups = [job.entries for job in deciding]
-        answers, statuses = self._log.write(groups, rewards, most=limits.waiting, expire=limits.expire)
+        answers, statuses = self._log.write(
+            groups, rewards, most=limits.waiting, expire=limits.expire, changes=self.arms.changes
+        )
         for job, answer in zip(deciding, answers, strict=True):
             job.result = _refusal(answer) if isinstance(answer, Full | Conflict) else answer
         first = 0
@@ -131,22 +140,40 @@ class Writer(threading.Thread):
         if "accepted" in statuses:
             self._learner.wake()
 
+    def _has_changed(self) -> bool:
+        """Whether there are other actions than decisions were last made with; now these are known."""
+        before, self.arms = self.arms, self._log.arms()
+        return self.arms != before
+
     def _decide(self, jobs: Sequence[_Job]) -> None:
         """Let the agent choose for all requests together; if it refuses, one by one, to find out whose it was."""
         deciding = [job for job in jobs if job.requests]
         if not deciding:
             return
         agent = self._learner.agent
+        for job in deciding:
+            job.entries, job.result = (), None
         try:
-            entries = iter(decide(agent, [each for job in deciding for each in job.requests], self._random))
+            requests = [each for job in deciding for each in job.requests]
+            entries = iter(decide(agent, requests, self._random, self.arms))
             for job in deciding:
                 job.entries = [next(entries) for _ in job.requests]
-        except ValueError as error:
-            if len(deciding) == 1:
-                deciding[0].result = RefusedError(422, "refused", str(error))
-            else:
+        except (ValueError, RefusedError) as error:
+            if len(deciding) > 1:
                 for job in deciding:
                     self._decide([job])
+            elif self._has_changed():
+                self._decide(deciding)
+            elif isinstance(error, RefusedError):
+                deciding[0].result = error
+            else:
+                deciding[0].result = RefusedError(422, "refused", str(error))
+
+
+def unwritable(error: Exception) -> RefusedError:
+    """The refusal where the database failed."""
+    _say.warning("The log cannot be written: %s", error)
+    return RefusedError(503, "log_unavailable", "The log cannot be written now. Try the same again.")
 
 
 def _refuse(jobs: Sequence[_Job], refusal: RefusedError) -> None:

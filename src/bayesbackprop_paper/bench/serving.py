@@ -108,6 +108,10 @@ class Client:
         """The status and the content of the answer."""
         return self._ask("GET", path, None)
 
+    def delete(self, path: str) -> tuple[int, Any]:
+        """The status and the content of the answer."""
+        return self._ask("DELETE", path, None)
+
     def text(self, path: str) -> str:
         """The content of the answer."""
         self._connection.request("GET", path)

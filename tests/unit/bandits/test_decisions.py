@@ -39,7 +39,7 @@ def test_probabilities_sum_to_one_and_are_zero_where_masked(kind: str) -> None:
         assert mask[decision.action]
         assert decision.propensity == decision.probabilities[decision.action] > 0
         best = max((a for a in range(ACTIONS) if mask[a]), key=decision.means.__getitem__)
-        assert decision.explored == (decision.action != best)
+        assert decision.explored == (decision.means[decision.action] < decision.means[best])
         assert len(decision.means) == len(decision.spreads) == ACTIONS
 
 
@@ -57,7 +57,7 @@ def test_an_explanation_changes_nothing_and_is_that_of_the_next_decision(kind: s
         assert (decision.probabilities, decision.means, decision.spreads) == (
             explanation.probabilities, explanation.means, explanation.spreads,
         )  # fmt: skip
-        assert decision.explored == (decision.action != explanation.best)
+        assert decision.explored == explanation.explores(decision.action)
         assert decision.action == other.decide(context).action
         assert explanation.probabilities[explanation.sample()] > 0
     assert agent.described() == {
@@ -374,3 +374,21 @@ def test_means_are_what_rewards_can_be(likelihood: Any, most: float) -> None:
         agent.observe([n / 20 - 1], n % 2, float(n > 30))
     for explanation in agent.explain_many([[-9.0], [9.0]]):
         assert all(0 <= mean <= most for mean in explanation.means)
+
+
+def test_one_reward_for_each_id() -> None:
+    agent = Uniform(features=FEATURES, actions=ACTIONS)
+    ids = [decision.id for decision in agent.decide_many(torch.zeros(2, FEATURES))]
+    for rewards in ([1.0], [1.0, 2.0, 3.0]):
+        says = f"'rewards' parameter of Uniform.reward_many must be one for each of the 2 in 'ids'. Got {len(rewards)}"
+        with pytest.raises(ValueError, match=says):
+            agent.reward_many(ids, rewards)
+    assert agent.waiting == 2
+
+
+def test_of_equal_means_none_is_explored() -> None:
+    agent = Uniform(features=FEATURES, actions=ACTIONS)
+    decisions = agent.decide_many(torch.zeros(20, FEATURES))
+    assert len({decision.action for decision in decisions}) > 1
+    assert not any(decision.explored for decision in decisions)
+    assert agent.exploration_rate == 0

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from bayesbackprop.bandits import Decision, Log
+from bayesbackprop.bandits import Decision, Log, Uniform, evaluate
 
 pytestmark = pytest.mark.identities
 
@@ -120,6 +120,59 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 def test_what_is_no_log_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Log(**{**GOOD, **wrong})
+
+
+def test_a_log_knows_what_its_decisions_could_take() -> None:
+    agent = Uniform(features=2, actions=3)
+    agent.retire(1)
+    made = [agent.decide(GOOD["contexts"][0], mask) for mask in (None, [True, True, False])]
+    assert [each.allowed for each in made] == [(True, False, True), (True, False, False)]
+    log = Log.of(made, GOOD["contexts"][:2], {each.id: 1.0 for each in made})
+    assert log.masks is not None
+    assert log.masks.tolist() == [[True, False, True], [True, False, False]]
+    others = Log.of(made, GOOD["contexts"][:2], [1.0, 1.0], masks=[[True] * 3] * 2)
+    assert others.masks is not None
+    assert others.masks.all()
+
+
+def test_a_log_of_decisions_without_a_mask_has_none() -> None:
+    made = Uniform(features=2, actions=3).decide_many(GOOD["contexts"])
+    assert Log.of(made, GOOD["contexts"], GOOD["rewards"]).masks is None
+    assert Log.of(decisions(), GOOD["contexts"], GOOD["rewards"]).masks is None  # as older versions made them
+
+
+def test_decisions_from_before_and_after_an_action_was_added_are_one_log() -> None:
+    agent, contexts = Uniform(features=2, actions=2), torch.randn(4, 2)
+    made = agent.decide_many(contexts[:2])
+    agent.add_arms(2)
+    made += agent.decide_many(contexts[2:])
+    log = Log.of(made, contexts, [1.0] * 4)
+    assert log.probabilities is not None
+    assert log.probabilities.tolist() == [[0.5, 0.5, 0.0, 0.0]] * 2 + [[0.25] * 4] * 2
+    assert log.masks is not None
+    assert log.masks.tolist() == [[True, True, False, False]] * 2 + [[True] * 4] * 2
+    parts = [Log.of(made[part], contexts[part], [1.0] * 2) for part in (slice(2), slice(2, 4))]
+    assert same(parts[0] + parts[1], log)
+    assert same(parts[1] + parts[0], log[[2, 3, 0, 1]])
+    assert same(parts[0] + parts[0], log[[0, 1, 0, 1]]) is False
+    assert (parts[0] + parts[0]).masks is None
+    assert evaluate(agent, log, "ips").outside == 0
+    with pytest.raises(ValueError, match=r"0 for actions that a mask forbids.* Got more for action 3 in row 0"):
+        evaluate([3, 3, 3, 3], log)
+
+
+def test_logs_that_know_as_much_are_added() -> None:
+    log, masked = Log(**GOOD), Log(**GOOD, masks=MASKS)
+    assert same((log + log)[:3], log)
+    assert same((masked + masked)[3:], masked)
+    with pytest.raises(ValueError, match="the same columns"):
+        log + masked
+    with pytest.raises(ValueError, match="the same columns"):
+        Log(**{**GOOD, "propensities": ALL}) + log
+    with pytest.raises(ValueError, match=r"'other' parameter .* contexts of 2 numbers.* Got 1"):
+        log + Log([[0.0]], [0], [1.0], [1.0])
+    with pytest.raises(TypeError):
+        log + 1  # type: ignore[operator]
 
 
 def decisions() -> list[Decision]:

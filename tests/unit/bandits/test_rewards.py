@@ -1,6 +1,7 @@
 """What neural agents find out from rewards: their kind and their scale; and what is said of actions."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,14 @@ def test_action_features_are_numbers_for_each_action(codes: Any) -> None:
 def test_action_features_are_part_of_an_input() -> None:
     with pytest.raises(ValueError, match="'action_features' parameter of EpsilonGreedy must be None, unless"):
         EpsilonGreedy(2, 2, action_features=[[1.0], [2.0]])
+
+
+def test_a_wild_reward_is_noticed() -> None:
+    agent = ThompsonSampling(FEATURES, 2, **SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(100):
+            agent.observe(GOOD, number % 2, number % 3)
+        agent.observe(GOOD, 0, 10.0)
+    with pytest.warns(UserWarning, match=r"a reward of 1e\+06 is \d+ times the size of those before"):
+        agent.observe(GOOD, 0, 1e6)

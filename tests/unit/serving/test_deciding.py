@@ -9,6 +9,7 @@ import torch
 from services import CONTEXT
 
 from bayesbackprop.bandits import LinearThompson  # isort: skip
+from bayesbackprop.serving.arms import Arms  # isort: skip
 from bayesbackprop.serving.deciding import decide, expected_best  # isort: skip
 from bayesbackprop.serving.requests import DecisionRequest  # isort: skip
 from ztests import assert_z  # isort: skip
@@ -54,7 +55,7 @@ def test_decisions_are_drawn_by_the_probabilities_they_state() -> None:
     for reward in (0.3, 0.1, 0.2):
         agent.observe(CONTEXT, 0, reward)
     requests, random = [DecisionRequest(context=CONTEXT)] * 50, np.random.default_rng(0)
-    entries = [entry for _ in range(20) for entry in decide(agent, requests, random)]
+    entries = [entry for _ in range(20) for entry in decide(agent, requests, random, Arms.of(agent))]
     first = np.array([entry.action == 0 for entry in entries], dtype=float)
     stated = np.array([entry.probabilities[0] for entry in entries])
     assert 0.05 < stated.mean() < 0.95

@@ -185,7 +185,7 @@ def test_a_log_of_a_newer_format_is_refused(log: Log) -> None:
 
     with log.engine.begin() as connection:
         connection.execute(sqlalchemy.update(tables.service).values(format=tables.FORMAT + 1))
-    with pytest.raises(ValueError, match="of format 1 at most"):
+    with pytest.raises(ValueError, match=f"of format {tables.FORMAT} at most"):
         log.open()
 
 
