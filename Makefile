@@ -35,10 +35,11 @@ types: environment
 unit: environment
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
-docs: environment
+docs: environment  ## The site, in the folder site: links, anchors, formulas and spelling are checked
 	$(BIN)/python docs/rooms.py
 	$(BIN)/python docs/supported.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/codespell
+	$(BIN)/python docs/website.py
 
 attack: environment  ## Ten minutes of mangled files, kills, bad calls, threads and a full disk; SECONDS=60 SEED=1
 	cd tests && ../$(BIN)/python -m attack --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
@@ -62,5 +63,5 @@ lock: environment  ## After a change of pyproject.toml or constraints.txt
 	$(BIN)/python requirements/lock.py
 
 clean:
-	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache src/*.egg-info src/bayesbackprop/_engine/*.so
+	rm -rf .venv build dist site .cache docs/notebooks/*.md docs/notebooks/*.png .mypy_cache .pytest_cache .ruff_cache src/*.egg-info src/bayesbackprop/_engine/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
-"""The notebooks: ``python docs/notebooks.py`` runs them all and keeps what they show; the site makes a page of each.
+"""The notebooks: ``python docs/notebooks.py`` runs them all and keeps what they show.
 
-The notebooks are the only copy. MkDocs calls :func:`on_files` when it builds the site (``hooks`` in mkdocs.yml).
+With ``--pages`` nothing is run, and a page for the site is written beside each notebook, with its pictures. Git ignores
+these pages: the notebooks are the only copy.
 """
 
 import base64
@@ -66,17 +67,20 @@ def _alternative(parts: list[str]) -> str:
     return next(part.splitlines()[0].lstrip("# ") for part in reversed(parts) if part.startswith("#"))
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """For MkDocs: add a page for each notebook, and its pictures."""
-    from mkdocs.structure.files import File
-
-    for path in sorted(HERE.glob("*.ipynb")):
+def write_pages(folder: Path = HERE) -> None:
+    """Write the page of each notebook and its pictures, and remove those of notebooks that are gone."""
+    for old in [*folder.glob("*.md"), *folder.glob("*.png")]:
+        old.unlink()
+    for path in sorted(folder.glob("*.ipynb")):
         text, pictures = page(path)
-        for name, content in {f"{path.stem}.md": text, **pictures}.items():
-            files.append(File.generated(config, f"notebooks/{name}", content=content))
-    return files
+        path.with_suffix(".md").write_text(text)
+        for name, content in pictures.items():
+            (folder / name).write_bytes(content)
 
 
 if __name__ == "__main__":
-    for each in [HERE / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(HERE.glob("*.ipynb")):
-        nbformat.write(run(each), each)
+    if sys.argv[1:] == ["--pages"]:
+        write_pages()
+    else:
+        for each in [HERE / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(HERE.glob("*.ipynb")):
+            nbformat.write(run(each), each)

@@ -66,6 +66,14 @@ def test_the_recipe_says_what_was_measured_of_families(method: str, figure: str,
     assert re.search(rf" {shown} ", (ROOT / "docs" / "choosing.md").read_text()), shown
 
 
+def test_the_comparison_says_what_was_measured() -> None:
+    table = (ROOT / "docs" / "comparison.md").read_text().split("## Speed")[1]
+    measured = (ROOT / "docs" / "benchmarks.md").read_text().split("### 784-400-400-10, batch 128")[1].split("###")[0]
+    rows = dict(re.findall(r"^\| ([\w -]+) \| ([\d.]+) \|$", table, re.MULTILINE))
+    assert rows == {name: re.findall(rf"^\| {name} \|[^|]+\| ([\d.]+) \|", measured, re.MULTILINE)[0] for name in rows}
+    assert len(rows) == 7
+
+
 def examples(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 

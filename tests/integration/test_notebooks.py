@@ -54,7 +54,7 @@ def notebooks() -> ModuleType:
 
 
 def test_every_notebook_is_tested_and_on_the_site() -> None:
-    assert {path.stem for path in FOLDER.iterdir()} == CLAIMS.keys()
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} == CLAIMS.keys()
     assert set(re.findall(r"notebooks/(\w+)\.md", (ROOT / "mkdocs.yml").read_text())) == CLAIMS.keys()
 
 
@@ -95,3 +95,15 @@ def test_a_page_has_all_that_a_notebook_shows(notebooks: ModuleType, tmp_path: P
     assert pictures == {"x-1.png": b"hello"}
     parts = ["# Title\n\ntext", "```py\n1 + 1\n```", "```text\nsaid\n```", "<b>2</b>", "![Title](x-1.png)"]
     assert text == "\n\n".join([*parts, "[This notebook](x.ipynb)"]) + "\n"
+
+
+@pytest.mark.identities
+def test_pages_are_those_of_the_notebooks(notebooks: ModuleType, tmp_path: Path) -> None:
+    for name in ("gone.md", "gone-1.png"):
+        (tmp_path / name).touch()
+    (tmp_path / "counts.ipynb").write_bytes((FOLDER / "counts.ipynb").read_bytes())
+    notebooks.write_pages(tmp_path)
+    text, pictures = notebooks.page(FOLDER / "counts.ipynb")
+    assert (tmp_path / "counts.md").read_text() == text
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.png")} == pictures
+    assert not (tmp_path / "gone.md").exists()
