@@ -136,16 +136,18 @@ INLINE int NAME(first_gaussian)(const NAME(Prior) *r, int m, const REAL *sigma) 
 /* The sum of the expectations of a mixture's bump over w: sum_k area_k / v_k exp(-v^2 / (2 v_k^2)), v_k^2 = s_k^2 + sigma^2.
  * Of a constant weight, whose sigma is 0, there is none. */
 CLONES static double NAME(bumps)(const NAME(Prior) *r, int m, const REAL *sigma, const REAL *v) {
-    REAL sum = 0;
+    REAL heights[BLOCK] = {0}, sum = 0;
     for (int k = NAME(first_gaussian)(r, m, sigma); k <= GAUSSIANS; k++) {
         const REAL area = r->areas[k], square = r->squares[k];
-#pragma omp simd reduction(+ : sum)
+#pragma omp simd
         for (int j = 0; j < m; j++) {
             REAL precision = 1 / (square + sigma[j] * sigma[j]);
             REAL height = area * SQRT(precision) * NAME(exp_minus)(v[j] * v[j] * precision / 2);
-            sum += sigma[j] > 0 && COUNTS(k, sigma[j]) ? height : 0;
+            heights[j] += COUNTS(k, sigma[j]) ? height : 0;
         }
     }
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < m; j++) sum += sigma[j] > 0 ? heights[j] : 0;
     return (double)sum;
 }
 
