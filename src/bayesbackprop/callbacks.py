@@ -171,14 +171,17 @@ class Best(Callback):
     Args:
         path: The file.
         monitor: The name of a value in the records.
+        after: How many epochs at the start do not count.
     """
 
-    def __init__(self, path: str | os.PathLike[str], monitor: str = "validation_nll") -> None:
+    def __init__(self, path: str | os.PathLike[str], monitor: str = "validation_nll", *, after: int = 0) -> None:
         self.path, self.monitor = check_path("Best", path=path), monitor
         check_text("Best", monitor=monitor)
+        self.after = check_count("Best", least=0, after=after)["after"]
 
     def on_epoch(self, run: Run) -> None:
-        if run.rank or best(run.history, self.monitor) != run.epoch:
+        counted = run.history[self.after :]
+        if run.rank or not counted or self.after + best(counted, self.monitor) != run.epoch:
             return
         with run.evaluating():
             tensors, plain = states.split({"objective": states.of_objective(run.objective)})

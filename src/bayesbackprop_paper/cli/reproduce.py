@@ -81,12 +81,8 @@ class _Extent:
         return {config: self.runs / table1.name_of(config) for config in configs}
 
     def trained_to_be_pruned(self, images: data.Images) -> dict[mnist.Config, Path]:
-        """The folders of the networks of Table 2."""
-        runs = self.runs / "table2"
-        configs = [table1.sized(table2.RECIPE, self.units[0], seed, self.epochs) for seed in range(self.seeds)]
-        for config in configs:
-            table1.finished(config, images, runs, _command(), progress, curve=False)
-        return {config: runs / table1.name_of(config) for config in configs}
+        """The folders of the networks of Table 2, which are Table 1's."""
+        return self.trained(["bbb-mixture"], images)
 
 
 def _extent(
@@ -220,14 +216,15 @@ def reproduce_table2(
     images = data.mnist()
     found: list[table2.Row] = []
     extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
-    for config, folder in extent.trained_to_be_pruned(images).items():
+    folders = extent.trained_to_be_pruned(images)
+    for config, folder in folders.items():
         model = figures.bayesian_in(folder)
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))
     with locked(extent.results):
         path = extent.results / "table2.csv"
         table2.write(path, [*table2.read(path), *found])
         table2.draw(table2.largest(table2.read(path)), extent.results / "table2")
-        recipe = mnist.describe(table1.sized(table2.RECIPE, extent.units[0], 0, extent.epochs))
+        recipe = mnist.describe(next(iter(folders)))
         remember(extent.results / "table2.json", f"{extent.units[0]} units", {"command": _command(), **recipe})
     columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
     table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
@@ -364,7 +361,7 @@ def train(
         hint = f"--{name.replace('_', '-')}"
         raise typer.BadParameter(f"This has no meaning for {config.method}.", param_hint=hint)
     schedule = replace(config.schedule, **_given({"epochs": epochs, "averaging": averaging, "seed": seed, **rates}))
-    config = replace(config, schedule=schedule, **{name: tuned[name] for name in tuned.keys() - rates})
+    config = config.changed(schedule=schedule, **{name: tuned[name] for name in tuned.keys() - rates})
     if begun and not resume:
         _check_same(config, folder)
     leads = int(os.environ.get("RANK", 0)) == 0  # torchrun's number of this process

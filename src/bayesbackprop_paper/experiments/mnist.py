@@ -4,7 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -35,7 +35,6 @@ from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.prediction import Predictive
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
-from bayesbackprop.pruning import prune
 from bayesbackprop.saving import save
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.recipe import (
@@ -46,9 +45,7 @@ from bayesbackprop_paper.experiments.recipe import (
     Experiment,
     PointEstimate,
     Schedule,
-    error_percent,
     seeded,
-    selected,
 )
 
 Method = Literal["bbb-mixture", "bbb-gaussian", "sgd", "dropout", "dropconnect", "map-gaussian", "map-laplace"]
@@ -77,10 +74,11 @@ class Config:
         sigma1: Of the scale mixture, the slab.
         sigma2: Of the scale mixture, the spike.
         prior_sigma: Of the Gaussian prior, or the scale of the Laplace prior.
-        sigma: The initial standard deviation of the posterior.
+        sigma: The initial standard deviation of the posterior, of the first layer if ``hidden_sigma`` is given.
+        hidden_sigma: That of the layers behind it, times the root of their inputs, so that the noise of a unit does
+            not grow with the width of the network.
         dropout: How likely dropout is to forget a unit, the inputs among them.
         prediction_draws: Networks to average in the final evaluation.
-        pruned: Select the epoch by the validation error without this fraction of the weights.
         start: The experiment whose selected weights are the initial means; none for random ones.
         seed: Of the initial weights and all noise.
     """
@@ -97,9 +95,9 @@ class Config:
     sigma2: float = math.exp(-7)
     prior_sigma: float = 0.1
     sigma: float = 0.0067
+    hidden_sigma: float | None = None
     dropout: float = 0.3
     prediction_draws: int = 100
-    pruned: float = 0.0
     start: "Config | None" = None
     seed: int = 0
 
@@ -109,14 +107,14 @@ class Config:
         check_count("Config", units=self.units, draws=self.draws, prediction_draws=self.prediction_draws)
         check_count("Config", least=0, seed=self.seed)
         check_positive("Config", sigma=self.sigma, prior_sigma=self.prior_sigma)
+        if self.hidden_sigma is not None:
+            check_positive("Config", hidden_sigma=self.hidden_sigma)
         check_not_negative("Config", temperature=self.temperature)
         check_choice("Config", ESTIMATORS, estimator=self.estimator)
         check_choice("Config", ("sampled", "closed"), complexity=self.complexity)
-        check_probability("Config", pruned=self.pruned, dropout=self.dropout)
+        check_probability("Config", dropout=self.dropout)
         if self.dropout == 1:
             raise invalid("dropout", "Config", "below 1, where nothing would be left", self.dropout)
-        if self.pruned and not self.is_bayesian:
-            raise invalid("pruned", "Config", "0 where there is no distribution on the weights", self.pruned)
 
     @property
     def row(self) -> str:
@@ -145,6 +143,10 @@ class Config:
         names |= {"prior_sigma"} if self.method in ("bbb-gaussian", "map-gaussian", "map-laplace") else set()
         names |= {"dropout"} if self.method == "dropout" else set()
         return frozenset(names)
+
+    def changed(self, **values: Any) -> "Config":
+        """The same with other numbers; a ``sigma`` is then that of all layers."""
+        return replace(self, **({"hidden_sigma": None, **values} if "sigma" in values else values))
 
     @property
     def is_bayesian(self) -> bool:
@@ -211,12 +213,11 @@ def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> 
             raise invalid("start", "prepare", "the folder of the run to start from", start)
         _copy_means(config.start, start, net)
     if config.is_bayesian:
-        options = {"sigma": config.sigma, "estimator": config.estimator, "seed": config.seed}
+        options = {"sigma": _initial_sigmas(config, net), "estimator": config.estimator, "seed": config.seed}
         model = Bayesian(net, Categorical(), config.prior, **options)  # type: ignore[arg-type]
         cost = {"complexity": config.complexity, "temperature": config.temperature}
         objective = FreeEnergy(model, n, draws=config.draws, **cost)  # type: ignore[arg-type]
-        error = functools.partial(_error_without, model, config.pruned) if config.pruned else None
-        return Experiment(objective, net, config.schedule, folder, about, error)
+        return Experiment(objective, net, config.schedule, folder, about)
     prior = config.prior if config.method.startswith("map") else None
     return Experiment(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
 
@@ -253,7 +254,7 @@ def run(
         temperature=config.temperature,
         seed=config.seed,
         epochs=config.epochs,
-        selected_epoch=config.epochs - config.schedule.epochs + int(selected(history)["epoch"]),
+        selected_epoch=config.epochs - config.schedule.epochs + int(config.schedule.selected(history)["epoch"]),
         validation_error=100 * on_validation[prediction],
         test_error=100 * scores.error,
         test_nll=scores.nll,
@@ -308,7 +309,7 @@ def describe(config: Config) -> dict[str, object]:
 
 
 # Fields that configurations did not have from the start.
-_LATER = ("estimator", "complexity", "pruned", "start")
+_LATER = ("estimator", "complexity", "hidden_sigma", "start")
 
 
 def configuration(made: Mapping[str, Any]) -> Config:
@@ -317,6 +318,17 @@ def configuration(made: Mapping[str, Any]) -> Config:
     start = known.get("start")
     known["schedule"] = Schedule(**known["schedule"])
     return Config(**{**known, "start": None if start is None else configuration(start)})
+
+
+def _initial_sigmas(config: Config, net: nn.Sequential) -> dict[str, float]:
+    """The initial standard deviation of the posterior by the name of a parameter."""
+    layers = {place: layer for place, layer in net.named_children() if isinstance(layer, nn.Linear)}
+    first, *behind = layers
+    sigmas = {first: config.sigma}
+    for place in behind:
+        by_inputs = config.hidden_sigma
+        sigmas[place] = config.sigma if by_inputs is None else by_inputs / math.sqrt(layers[place].in_features)
+    return {name: sigmas[name.split(".")[0]] for name, _ in net.named_parameters()}
 
 
 def _ship(job: Experiment, path: Path) -> None:
@@ -339,10 +351,6 @@ def _copy_means(config: Config, folder: Path, net: nn.Module) -> None:
     with torch.no_grad():
         for own, theirs in zip(net.parameters(), start.parameters(), strict=True):
             own.copy_(theirs)
-
-
-def _error_without(model: Bayesian, fraction: float, _: nn.Module, examples: Examples) -> float:
-    return error_percent(prune(model, fraction).net, examples)
 
 
 def _by_mean(net: nn.Module, inputs: Tensor) -> Tensor:

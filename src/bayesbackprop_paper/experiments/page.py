@@ -255,8 +255,7 @@ def _trained(path: Path) -> Iterator[str]:
     for name, made in json.loads(path.read_text()).items():
         yield (
             f"Of {name}: trained for {made['schedule']['epochs']} epochs at temperature {made['temperature']:g}, prior "
-            f"pi {made['pi']:g}, sigma1 {made['sigma1']:.3g}, sigma2 {made['sigma2']:.3g}; the epoch chosen by the "
-            f"validation error without {made['pruned']:.0%} of the weights."
+            f"pi {made['pi']:g}, sigma1 {made['sigma1']:.3g}, sigma2 {made['sigma2']:.3g}."
         )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +51,8 @@ class Schedule:
         decay: ``"cosine"`` lets the learning rate fall to 0 at the end; ``"constant"`` keeps it.
         averaging: Evaluate and select not the parameters themselves but their exponential average over steps, with
             this factor (see :class:`~bayesbackprop.callbacks.Averaging`); 0 for none.
+        settling: The share of the epochs, from the start, of which none is selected: one of the first may have the
+            lowest validation error by chance, before the noise has done its work.
         seed: Of the order of the examples, and of dropout where there is any.
     """
 
@@ -63,6 +65,7 @@ class Schedule:
     epsilon: float = 1e-8
     decay: Literal["cosine", "constant"] = "cosine"
     averaging: float = 0.0
+    settling: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -73,10 +76,22 @@ class Schedule:
         check_probability("Schedule", averaging=self.averaging)
         if self.averaging == 1:
             raise invalid("averaging", "Schedule", "below 1, where the average would never move", self.averaging)
+        check_probability("Schedule", settling=self.settling)
+        if self.settling == 1:
+            raise invalid("settling", "Schedule", "below 1, where no epoch could be selected", self.settling)
         if self.optimiser not in ("adam", "sgd"):
             raise invalid("optimiser", "Schedule", "'adam' or 'sgd'", self.optimiser)
         if self.decay not in ("cosine", "constant"):
             raise invalid("decay", "Schedule", "'cosine' or 'constant'", self.decay)
+
+    @property
+    def settled(self) -> int:
+        """How many epochs at the start are not selected."""
+        return int(self.settling * self.epochs)
+
+    def selected(self, history: list[Record]) -> Record:
+        """The record of the epoch with the lowest validation error, the first of equals."""
+        return min(history[self.settled :], key=lambda record: record["validation_error"])
 
     def rate(self, step: int, steps: int) -> float:
         """The factor on the learning rate at ``step`` of ``steps``."""
@@ -122,7 +137,6 @@ class Experiment:
         schedule: How to train.
         folder: If there is a checkpoint of the same run in it, it goes on there.
         about: What else, beside the schedule, makes a run the same, as far as JSON can say it.
-        error: Measures the error of ``net`` on examples in percent; that of its classes unless given.
     """
 
     def __init__(
@@ -132,13 +146,11 @@ class Experiment:
         schedule: Schedule,
         folder: Path,
         about: Mapping[str, Any] | None = None,
-        error: Callable[[nn.Module, Examples], float] | None = None,
     ) -> None:
         self.objective, self.net, self.schedule, self.folder = objective, net, schedule, folder
         self.optimiser = schedule.make_optimiser(objective)
-        self.best = Best(folder / BEST, "validation_error")
+        self.best = Best(folder / BEST, "validation_error", after=schedule.settled)
         self._about = {**(about or {}), **{f"schedule.{name}": value for name, value in asdict(schedule).items()}}
-        self._error = error
 
     def train(self, training: Examples, watched: Mapping[str, Examples], *callbacks: Callback) -> list[Record]:
         """Run to the end, from wherever the run is, and return its records. Ctrl-C leaves a checkpoint of its step.
@@ -154,8 +166,7 @@ class Experiment:
         scheduler = LambdaLR(self.optimiser, lambda step: schedule.rate(step, steps))
 
         def errors() -> dict[str, float]:
-            error = self._error or error_percent
-            return {f"{name}_error": error(self.net, examples) for name, examples in watched.items()}
+            return {f"{name}_error": error_percent(self.net, examples) for name, examples in watched.items()}
 
         _upgrade(self.folder / CHECKPOINT, self.optimiser, scheduler, len(batches))
         averaging = [Averaging(schedule.averaging)] if schedule.averaging else []
@@ -178,11 +189,6 @@ class Experiment:
     def load_best(self) -> None:
         """Give the objective the parameters of the epoch that the validation set selects."""
         self.best.load(self.objective)
-
-
-def selected(history: list[Record]) -> Record:
-    """The record of the epoch with the lowest validation error, the first of equals."""
-    return min(history, key=lambda record: record["validation_error"])
 
 
 def read_metrics(folder: Path) -> list[Record]:

@@ -27,7 +27,7 @@ from bayesbackprop.callbacks import Callback
 from bayesbackprop.training import DivergenceError, Run, TerminatedError, interrupt_deferred
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.mnist import Config, prepare
-from bayesbackprop_paper.experiments.recipe import Examples, selected
+from bayesbackprop_paper.experiments.recipe import Examples
 from bayesbackprop_paper.experiments.records import is_locked, locked
 
 Space = Literal["paper", "ours"]
@@ -93,7 +93,7 @@ def search(
             run = prepare(chosen, len(training.inputs), own)
             shown = progress(f"trial {trial.number}")
             history = run.train(training, {"validation": validation}, shown, _Watch(trial))
-            return selected(history)["validation_error"]
+            return chosen.schedule.selected(history)["validation_error"]
         except DivergenceError:
             print(f"trial {trial.number}: given up, its cost is no number", file=sys.stderr, flush=True)
             raise optuna.TrialPruned from None
@@ -217,7 +217,7 @@ def _suggest(trial: Any, config: Config, space: Space) -> Config:
         }
     named = _named(chosen)
     rates = {name: named.pop(name) for name in ("learning_rate", "rho_rate") if name in named}
-    return replace(config, schedule=replace(config.schedule, **rates), **named)
+    return config.changed(schedule=replace(config.schedule, **rates), **named)
 
 
 def _named(chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""Table 2: the test error of a network without its weights of low signal-to-noise ratio, and what it then takes."""
+"""Table 2: the test error of Table 1's network without weights of low signal-to-noise ratio, and what it then takes."""
 
-import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from bayesbackprop.export import SparseNetwork, save_sparse, sparse
 from bayesbackprop.model import Bayesian
 from bayesbackprop.pruning import prune, weights_left
 from bayesbackprop_paper.experiments.figures import OURS, finish, panels
-from bayesbackprop_paper.experiments.mnist import Config
-from bayesbackprop_paper.experiments.recipe import Examples, Schedule, error_percent
+from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 from bayesbackprop_paper.experiments.records import read_rows, write_rows
 from bayesbackprop_paper.timing import single_input
 
@@ -21,19 +19,6 @@ PUBLISHED = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 
 # What a picture shows beside the errors.
 _COSTS = {"file": "file_bytes", "time for one image": "latency_us"}
-
-# Chosen on the validation set (docs/decisions/mnist.md). Most of this prior's mass is its slab, so weights that are not
-# needed become wide instead of narrow, and stand out by their signal-to-noise ratio.
-RECIPE = Config(
-    "bbb-mixture",
-    schedule=Schedule(epochs=40, decay="constant", averaging=0.9998),
-    temperature=0.1,
-    pi=0.75,
-    sigma1=math.exp(-2),
-    sigma2=math.exp(-6),
-    sigma=0.02,
-    pruned=0.98,
-)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_figures_of_several_seeds(tmp_path: Path) -> None:
     weights = [figures.trained_weights(folder / f"sgd-8-3epochs-seed{seed}") for seed in (0, 1)]
     inside = np.mean(np.abs(np.concatenate(weights)) < 0.405)
     assert figures.read_csv(folder / "fig3.csv")["sgd"].sum() * 0.01 == pytest.approx(inside, rel=1e-4)
-    models = [figures.bayesian_in(folder / "table2" / f"bbb-mixture-8-t0.1-3epochs-seed{seed}") for seed in (0, 1)]
+    models = [figures.bayesian_in(folder / f"bbb-mixture-8-3epochs-seed{seed}") for seed in (0, 1)]
     below = (torch.cat(list(map(snr, models))).log10() < 1.9).double().mean()
     assert figures.read_csv(folder / "fig4.csv")["cdf"][-1] == pytest.approx(float(below), rel=1e-5)
     # A run that was made without test errors has none to show.

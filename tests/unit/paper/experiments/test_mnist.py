@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import digits
-from bayesbackprop import Bayesian, Laplace, Normal, load, load_sparse
+from bayesbackprop import Bayesian, FreeEnergy, Laplace, Normal, load, load_sparse
 from bayesbackprop.evaluation import calibration
 from bayesbackprop_paper.experiments import figures, mnist
 from bayesbackprop_paper.experiments.mnist import Config, DropConnect, network
@@ -220,3 +220,17 @@ def test_a_run_can_start_from_the_weights_of_another(tmp_path: Path) -> None:
     result = mnist.run(config, digits.images(), tmp_path / "own", start=tmp_path / "start")
     assert (result.method, result.epochs) == ("bbb-mixture-from-dropout", 2 * digits.EPOCHS)
     assert digits.EPOCHS < result.selected_epoch <= 2 * digits.EPOCHS
+
+
+@pytest.mark.identities
+def test_the_noise_of_hidden_units_does_not_grow_with_the_width(tmp_path: Path) -> None:
+    found = {}
+    for units in (4, 16):
+        config = mnist.Config(units=units, sigma=0.03, hidden_sigma=0.6)
+        objective = mnist.prepare(config, 100, tmp_path).objective
+        assert isinstance(objective, FreeEnergy)
+        found[units] = [q.sigma.flatten()[0].item() for q in objective.model.posterior.values()]
+    assert found[4] == pytest.approx([0.03, 0.03, 0.3, 0.3, 0.3, 0.3])
+    assert found[16] == pytest.approx([0.03, 0.03, 0.15, 0.15, 0.15, 0.15])
+    assert config.changed(sigma=0.1).hidden_sigma is None
+    assert config.changed(pi=0.1).hidden_sigma == 0.6

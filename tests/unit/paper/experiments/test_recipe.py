@@ -124,7 +124,7 @@ def test_averages_are_evaluated_and_selected(tmp_path: Path) -> None:
     torch.testing.assert_close(stepped[-1], own)  # which the averages never entered
     kept, _ = digits.checkpoint(tmp_path)
     torch.testing.assert_close(kept["objective.net.weight"], own[0])
-    selected = int(recipe.selected(history)["epoch"])
+    selected = int(schedule.selected(history)["epoch"])
     tensors, metadata = read_checkpoint(tmp_path / BEST)
     assert metadata == {"epoch": selected}
     run.load_best()
@@ -137,9 +137,15 @@ def test_an_average_that_would_never_move_is_refused() -> None:
         Schedule(averaging=1)
 
 
+def test_a_selection_from_no_epoch_is_refused() -> None:
+    with pytest.raises(ValueError, match="'settling' parameter of Schedule must be below 1"):
+        Schedule(settling=1)
+
+
+@pytest.mark.parametrize(("settling", "selected"), [(0.0, 2), (0.4, 4), (0.9, 5)])
 @pytest.mark.parametrize("averaging", [0.0, 0.5])
 def test_the_first_of_the_best_epochs_is_selected(
-    averaging: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    averaging: float, settling: float, selected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective, kept = Recorder(), []
     errors = iter([5.0, 3.0, 4.0, 3.0, 3.5])
@@ -149,13 +155,14 @@ def test_the_first_of_the_best_epochs_is_selected(
         return next(errors)
 
     monkeypatch.setattr(recipe, "error_percent", evaluate)
-    run = Experiment(objective, objective.net, Schedule(5, 4, averaging=averaging), tmp_path)
+    schedule = Schedule(5, 4, averaging=averaging, settling=settling)
+    run = Experiment(objective, objective.net, schedule, tmp_path)
     history = run.train(counted(10), {"validation": counted(4)})
     assert [record["validation_error"] for record in history] == [5, 3, 4, 3, 3.5]
-    assert recipe.selected(history)["epoch"] == 2
-    assert read_checkpoint(tmp_path / BEST)[1] == {"epoch": 2}
+    assert schedule.selected(history)["epoch"] == selected
+    assert read_checkpoint(tmp_path / BEST)[1] == {"epoch": selected}
     run.load_best()
-    torch.testing.assert_close(objective.values(), kept[1], rtol=0, atol=0)
+    torch.testing.assert_close(objective.values(), kept[selected - 1], rtol=0, atol=0)
 
 
 def test_error_is_the_percentage_of_wrong_classes(monkeypatch: pytest.MonkeyPatch) -> None:
