@@ -56,7 +56,7 @@ RECIPES: dict[str, Config] = {
         complexity="closed",
         pi=0.75,
         sigma1=1.0,
-        sigma2=math.exp(-8),
+        sigma2=math.exp(-9),
         sigma=0.035,
         hidden_sigma=0.7,
     ),
