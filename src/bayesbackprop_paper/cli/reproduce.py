@@ -52,6 +52,9 @@ _UNITS = list(table1.PUBLISHED["sgd"])
 # What a search says beside the options of `bbb train`.
 _FOUND = ("validation_error", "trials")
 
+# Whose networks Table 2 and figure 4 are about.
+_PRUNED = ["bbb-mixture"]
+
 _RUNS = Path("runs")
 _RESULTS = Path("results")
 
@@ -79,10 +82,6 @@ class _Extent:
         configs = self.cells(methods)
         self.run(configs, images)
         return {config: self.runs / table1.name_of(config) for config in configs}
-
-    def trained_to_be_pruned(self, images: data.Images) -> dict[mnist.Config, Path]:
-        """The folders of the networks of Table 2, which are Table 1's."""
-        return self.trained(["bbb-mixture"], images)
 
 
 def _extent(
@@ -159,15 +158,16 @@ def _verify(names: Sequence[str], runs: Path, results: Path) -> None:
 
 
 def _figure(
-    name: str,
-    trained: Callable[[_Extent, data.Images], dict[mnist.Config, Path]],
-    draw: Callable[[Mapping[mnist.Config, Path], Path], str],
-    shows: str,
+    name: str, shown: Sequence[str], draw: Callable[[Mapping[mnist.Config, Path], Path], str], shows: str
 ) -> None:
-    """Make the command that reproduces a figure."""
+    """Make the command that reproduces a figure of networks of Table 1."""
 
     @app.command(name, help=f"{shows}.\n\nExample: `bbb reproduce {name} --seeds 1`")
     def reproduce_figure(
+        methods: Annotated[
+            list[str],
+            typer.Option("--method", help="Whose networks to train; other curves stay as they are in the table."),
+        ] = list(shown),  # noqa: B006
         units: OneUnits = None,
         seeds: Seeds = None,
         epochs: Epochs = None,
@@ -177,24 +177,19 @@ def _figure(
         threads: Threads = None,
     ) -> None:
         set_threads(threads)
+        for method in methods:
+            _check_method(method, shown)
         extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
-        line = draw(trained(extent, data.mnist()), extent.results)
+        line = draw(extent.trained(methods, data.mnist()), extent.results)
         write_line(extent.results / f"{name}.json", line, _command())
         rich.console.Console().print(line)
         _wrote(extent.results, name)
 
 
-def _shown(extent: _Extent, images: data.Images) -> dict[mnist.Config, Path]:
-    return extent.trained(list(figures.STYLE), images)
-
-
-_figure("fig2", _shown, figures.fig2, "The test error as training progresses")
-_figure("fig3", _shown, figures.fig3, "Densities of the trained weights")
+_figure("fig2", list(figures.STYLE), figures.fig2, "The test error as training progresses")
+_figure("fig3", list(figures.STYLE), figures.fig3, "Densities of the trained weights")
 _figure(
-    "fig4",
-    _Extent.trained_to_be_pruned,
-    figures.fig4,
-    "Density and CDF of the signal-to-noise ratio of the weights of the network of table2",
+    "fig4", _PRUNED, figures.fig4, "Density and CDF of the signal-to-noise ratio of the weights of table2's networks"
 )
 
 
@@ -216,7 +211,7 @@ def reproduce_table2(
     images = data.mnist()
     found: list[table2.Row] = []
     extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
-    folders = extent.trained_to_be_pruned(images)
+    folders = extent.trained(_PRUNED, images)
     for config, folder in folders.items():
         model = figures.bayesian_in(folder)
         found += table2.rows(model, config.units, config.seed, Examples(*images.test), list(table2.PUBLISHED))

@@ -1,6 +1,7 @@
 """Figures 2, 3 and 4: ours over the published curves.
 
-Each is a table, a picture in PNG and SVG, and a line on how ours differs from the paper's, and why.
+Each is a table, a picture in PNG and SVG, and a line on how ours differs from the paper's, and why. Figures 2 and 3
+have a curve for each method; those of methods that were not trained again stay as the table has them.
 """
 
 import csv
@@ -69,24 +70,28 @@ def fig2(folders: Mapping[Config, Path], results: Path) -> str:
     """The test error as training progresses."""
     figure, axes = start("epoch", "test error %", _sizes(folders))
     said: list[str] = []
-    columns: dict[str, list[float]] = {}
+    columns = {name: column[np.isfinite(column)] for name, column in _known(results / "fig2.csv", "epoch").items()}
     for method, those in _by_method(folders).items():
-        colour, label, theirs = STYLE[method]
         runs = np.array([_test_errors(folder) for folder in those])
-        columns[method] = errors = runs.mean(0).tolist()
-        axes.plot(range(1, len(errors) + 1), errors, marker="." if len(errors) < 5 else "", color=colour, label=label)
-        if len(runs) > 1:
-            axes.fill_between(range(1, len(errors) + 1), runs.min(0), runs.max(0), color=colour, alpha=0.15, lw=0)
+        columns |= {method: runs.mean(0), f"{method} lowest": runs.min(0), f"{method} highest": runs.max(0)}
+    for method in filter(columns.__contains__, STYLE):
+        colour, label, theirs = STYLE[method]
+        errors = columns[method]
+        epochs = range(1, len(errors) + 1)
+        axes.plot(epochs, errors, marker="." if len(errors) < 5 else "", color=colour, label=label)
+        if f"{method} lowest" in columns:
+            band = columns[f"{method} lowest"], columns[f"{method} highest"]
+            axes.fill_between(epochs, *band, color=colour, alpha=0.15, lw=0)
         curve = published(f"error_{theirs}")
-        epochs, paper = curve["epoch"], curve["test_error_pct_mean"]
-        axes.plot(epochs, paper, color=colour, linestyle=":", label=f"{label}, paper")
-        epoch = np.clip(len(errors), epochs[0], epochs[-1])
+        printed, paper = curve["epoch"], curve["test_error_pct_mean"]
+        axes.plot(printed, paper, color=colour, linestyle=":", label=f"{label}, paper")
+        epoch = np.clip(len(errors), printed[0], printed[-1])
         said.append(
             f"{label} {errors[-1]:.2f} % at epoch {len(errors)}, the paper's "
-            f"{np.interp(epoch, epochs, paper):.2f} % at epoch {epoch:.0f} and {paper[-1]:.2f} % at {epochs[-1]:.0f}"
+            f"{np.interp(epoch, printed, paper):.2f} % at epoch {epoch:.0f} and {paper[-1]:.2f} % at {printed[-1]:.0f}"
         )
     longest = max(map(len, columns.values()))
-    padded = {name: errors + [float("nan")] * (longest - len(errors)) for name, errors in columns.items()}
+    padded = {name: [*column, *[float("nan")] * (longest - len(column))] for name, column in columns.items()}
     write_csv(results / "fig2.csv", {"epoch": range(1, longest + 1), **padded})
     axes.set_xscale("log")
     axes.set_ylim(1.0, max(3.0, *(1.1 * errors[-1] for errors in columns.values())))
@@ -102,17 +107,18 @@ def fig3(folders: Mapping[Config, Path], results: Path) -> str:
     """Densities of the trained weights: those of the plain networks, and a draw of Bayes by Backprop's."""
     figure, axes = start("weight", "density", _sizes(folders))
     said: list[str] = []
-    columns: dict[str, NDArray[np.float64]] = {"weight": _WEIGHTS}
+    columns = _known(results / "fig3.csv", "weight")
     for method, those in _by_method(folders).items():
+        columns[method] = _density(np.concatenate([trained_weights(folder) for folder in those]), _WEIGHTS)
+    for method in filter(columns.__contains__, STYLE):
         colour, label, theirs = STYLE[method]
-        density = _density(np.concatenate([trained_weights(folder) for folder in those]), _WEIGHTS)
-        columns[method] = density
+        density = columns[method]
         axes.plot(_WEIGHTS, density, color=colour, label=label)
         curve = published(f"weight_density_{theirs}")
         axes.plot(curve["weight"], curve["density"], color=colour, linestyle=":", label=f"{label}, paper")
         ours, paper = spread(_WEIGHTS, density), spread(curve["weight"], curve["density"])
         said.append(f"{label} {ours:.3f}, {'wider' if ours > paper else 'narrower'} than the paper's {paper:.3f}")
-    write_csv(results / "fig3.csv", columns)
+    write_csv(results / "fig3.csv", {"weight": _WEIGHTS, **columns})
     axes.set_yscale("log")
     axes.set_ylim(1e-3, None)
     why = f"Ours start as He et al. proposed; a draw is no narrower than its noise, which {_noise(folders)}"
@@ -141,6 +147,11 @@ def fig4(folders: Mapping[Config, Path], results: Path) -> str:
         f"The ratio is the lower the stronger the noise, which {_noise(folders)}"
     )
     return finish(figure, axes, results / "fig4", line)
+
+
+def _known(path: Path, first: str) -> dict[str, NDArray[np.float64]]:
+    """The columns behind the first of a table that may be there."""
+    return {name: column for name, column in (read_csv(path) if path.exists() else {}).items() if name != first}
 
 
 def spread(grid: NDArray[np.float64], density: NDArray[np.float64]) -> float:
@@ -215,7 +226,8 @@ def _bayesian(configs: Iterable[Config]) -> Config:
 
 def _noise(configs: Iterable[Config]) -> str:
     config = _bayesian(configs)
-    ours = f"starts at {config.sigma:g} in ours and has {config.schedule.epochs} epochs to change"
+    behind = "" if config.hidden_sigma is None else f" ({config.hidden_sigma / config.units**0.5:.2g} in hidden layers)"
+    ours = f"starts at {config.sigma:g}{behind} in ours and has {config.schedule.epochs} epochs to change"
     return f"{ours}; in the paper's it had {_EPOCHS}, from a start of its own."
 
 
