@@ -19,7 +19,15 @@ pytestmark = pytest.mark.identities
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would have been run."""
     calls: list[Any] = []
-    monkeypatch.setattr(command.uvicorn, "run", lambda app, **options: calls.append((app, options)))
+
+    class Recorded:
+        def __init__(self, config: Any, _: Any) -> None:
+            self.config = config
+
+        def run(self) -> None:
+            calls.append((self.config.app, vars(self.config)))
+
+    monkeypatch.setattr(command, "Server", Recorded)
     monkeypatch.setattr(command, "prepare_process", lambda: None)
     monkeypatch.delenv("BBB_SERVE_TOKEN", raising=False)
     monkeypatch.delenv("BBB_SERVE_READ_TOKEN", raising=False)
