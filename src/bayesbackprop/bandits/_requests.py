@@ -58,23 +58,25 @@ def checked_masks(owner: str, masks: Any, count: int, actions: int, retired: Seq
     return allowed
 
 
-def checked_features(
-    owner: str, features: Any, taken: Tensor | None, actions: int, numbers: int | None
-) -> Tensor | None:
+def checked_features(owner: str, features: Any, taken: Tensor | None, own: Tensor | None) -> Tensor | None:
     """The numbers of the actions ``taken`` in each request, ``[*taken.shape, numbers]``; None for the agent's own.
 
-    Each request gives them for all actions, ``[actions, numbers]``, or for one that was taken, ``[numbers]``.
+    Each request gives them for all actions, ``[actions, numbers]``, or for one that was taken, ``[numbers]``; or None,
+    for those that the agent has of its ``own``.
     """
     if features is None or taken is None:
         return None
-    if numbers is None:
-        raise invalid("features", owner, "None, unless the agent has action_features", features)
     given = check_list(owner, features=features)
     if len(given) != len(taken):
         raise invalid("features", owner, f"those of each of {len(taken)} requests", len(given))
-    rows: list[Tensor] = []
+    described = [each for each in given if each is not None]
+    if not described:
+        return None
+    if own is None:
+        raise invalid("features", owner, "None, unless the agent has action_features", described[0])
+    (actions, numbers), rows = own.shape, list[Tensor]()
     for each, actions_taken in zip(given, taken, strict=True):
-        codes = as_numbers(each, torch.float32)
+        codes = own if each is None else as_numbers(each, torch.float32)
         if codes.shape == (actions, numbers):
             codes = codes[actions_taken]
         if codes.shape != (*actions_taken.shape, numbers):

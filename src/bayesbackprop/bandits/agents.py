@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Self
 
 import numpy as np
@@ -87,7 +88,10 @@ class Agent(State):
         return self._decide("decide", [context], *one)[0]
 
     def decide_many(self, contexts: Any, masks: Any = None, features: Any = None) -> list[Decision]:
-        """A decision in each of ``contexts``, ``[B, features]``; ``masks`` and ``features`` have a row for each."""
+        """A decision in each of ``contexts``, ``[B, features]``; ``masks`` and ``features`` have a row for each.
+
+        A row of ``features`` may be None: the actions of that request are described by the agent's own.
+        """
         return self._decide("decide_many", contexts, masks, features)
 
     def _decide(self, method: str, contexts: Any, masks: Any, features: Any) -> list[Decision]:
@@ -96,10 +100,8 @@ class Agent(State):
             requests = self._requests(owner, contexts, masks, features)
             random = self._decision_random()
             explanations = decider._explain(requests, random)
-            allowed = requests.allowed.tolist()
-            decisions = [
-                Decision.of(each, random.random(), row) for each, row in zip(explanations, allowed, strict=True)
-            ]
+            said = zip(explanations, requests.allowed.tolist(), _described(features, requests.codes), strict=False)
+            decisions = [Decision.of(each, random.random(), *row) for each, *row in said]
             taken = [each.action for each in decisions]
             codes = None if requests.codes is None else requests.codes[range(len(taken)), taken]
             learnt, now = self._with_codes(requests.contexts, taken, codes), time.time()
@@ -220,7 +222,7 @@ class Agent(State):
         taken = torch.tensor([checked_action(owner, action, self.actions) for action in actions])
         gains = checked_rewards(owner, rewards, self.replicas)
         self._check_rewards(owner, gains)
-        codes = checked_features(owner, features, taken, self.actions, self._numbers)
+        codes = checked_features(owner, features, taken, self._action_codes)
         self._take_in(self._with_codes(xs, taken, codes), taken, gains)
 
     def _take_in(self, contexts: Tensor, actions: Tensor, rewards: Tensor, which: str | None = None) -> None:
@@ -249,7 +251,8 @@ class Agent(State):
             contexts: ``[B, features]``, the oldest first.
             actions: What was done in each, ``[B]``.
             rewards: What came of it, ``[B]``.
-            features: Those of each request, ``[B, actions, numbers]``, or of each action taken, ``[B, numbers]``.
+            features: Those of each request, ``[B, actions, numbers]``, or of each action taken, ``[B, numbers]``; None
+                for a request that had none.
 
         Examples:
             >>> agent = Uniform(features=2, actions=3)
@@ -265,7 +268,7 @@ class Agent(State):
             got = Described(f"{len(xs)} contexts, {len(taken)} actions and {len(gains)} rewards")
             raise invalid("contexts", owner, "one for each action and reward, and at least one", got)
         self._check_rewards(owner, gains)
-        codes = checked_features(owner, features, taken, self.actions, self._numbers)
+        codes = checked_features(owner, features, taken, self._action_codes)
         self.settle()
         with self._rounds, self._turns:
             self._learn_many(self._with_codes(xs, taken, codes), taken, gains)
@@ -434,7 +437,7 @@ class Agent(State):
         if not len(xs):
             raise invalid("contexts", owner, "at least one", Described("none"))
         every = torch.arange(self.actions).expand(len(xs), -1) if features is not None else None
-        codes = checked_features(owner, features, every, self.actions, self._numbers)
+        codes = checked_features(owner, features, every, self._action_codes)
         return Requests(xs, checked_masks(owner, masks, len(xs), self.actions, self.retired), codes)
 
     def _check_contexts(self, contexts: Any) -> Tensor:
@@ -463,6 +466,14 @@ class Uniform(Agent):
 
     def _tensors(self) -> dict[str, Tensor]:
         return {}
+
+
+def _described(features: Any, codes: Tensor | None) -> Iterator[tuple[tuple[float, ...], ...] | None]:
+    """What each request said of the actions, as far as it did; for ever None where none did."""
+    if codes is None:
+        return repeat(None)
+    rows = zip(features, codes.tolist(), strict=True)
+    return (None if given is None else tuple(map(tuple, row)) for given, row in rows)
 
 
 def _copy_into(larger: Tensor, own: Tensor, blocks: int) -> None:

@@ -338,8 +338,8 @@ class NeuralAgent(Agent):
         return outputs.reshape(self.actions, self.replicas, -1)[..., 0].t()
 
     @property
-    def _numbers(self) -> int | None:
-        return None if self.action_features is None else self._codes.shape[1]
+    def _action_codes(self) -> Tensor | None:
+        return None if self.action_features is None else self._codes
 
     def _make_twin(self) -> Self:
         twin = type(self)(**{**self._arguments(), "memory": 1})

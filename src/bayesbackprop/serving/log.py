@@ -424,6 +424,15 @@ class Log:
         history = sorted((row["number"], row["time"], row["regret"]) for row in found)
         return Watched(now, counts, arms, rows, history, rates[0], rates[1])
 
+    def described(self) -> int:
+        """How many numbers describe an action in the requests of the log that have features; 0 where none has."""
+        features = tables.decisions.c.features
+        with self._reading() as connection:
+            found = connection.execute(
+                sql.select(features).where(features.is_not(sql.null())).limit(1)
+            ).scalar_one_or_none()
+        return len(found[0]) if found else 0
+
     def rows(self, *, waiting: bool) -> Iterator[RowMapping]:
         """All decisions with their rewards, in the order of the decisions; with those that have none if ``waiting``."""
         d = tables.decisions.c
