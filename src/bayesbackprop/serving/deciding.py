@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ _POINTS, _REACH = 200, 6.0
 
 def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator, arms: Arms) -> list[Entry]:
     """A decision for each request, with no action that is retired by ``arms``; the agent stays as it is."""
+    if not requests:
+        return []
     masks = [_mask(agent, each, arms) for each in requests]
     features = [_features(agent, each, arms) for each in requests]
     explanations = agent.explain_many([each.context for each in requests], masks, features, random=random)
@@ -46,6 +49,11 @@ def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.
             )
         )
     return entries
+
+
+def asked_again(before: Entry, request: DecisionRequest) -> Entry:
+    """The decision of a request of the same name, with what is asked now: the log compares both."""
+    return replace(before, context=request.context, mask=request.mask, features=request.features)
 
 
 def _mask(agent: Agent, request: DecisionRequest, arms: Arms) -> list[bool]:

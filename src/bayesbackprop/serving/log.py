@@ -218,11 +218,7 @@ class Log:
         self, connection: Connection, groups: Sequence[Sequence[Entry]], counts: Counts, most: int
     ) -> tuple[list[list[Entry] | Full | Conflict], list[Entry], Counts]:
         """Which groups are written: the answer of each, the decisions that are new, and the counts after them."""
-        named = {entry.request for group in groups for entry in group if entry.request is not None}
-        known = {
-            row["request"]: _entry(row)
-            for row in self._find(connection, tables.decisions, tables.decisions.c.request, named)
-        }
+        known = self._named(connection, {e.request for group in groups for e in group if e.request is not None})
         answers: list[list[Entry] | Full | Conflict] = []
         new: list[Entry] = []
         for group in groups:
@@ -238,6 +234,17 @@ class Log:
                 regret=counts.regret + sum(entry.loss for entry in fresh),
             )
         return answers, new, counts
+
+    def decided(self, requests: set[str]) -> dict[str | None, Entry]:
+        """The decisions that were made before by requests of these names, by name."""
+        if not requests:
+            return {}
+        with self._reading() as connection:
+            return self._named(connection, requests)
+
+    def _named(self, connection: Connection, requests: set[str]) -> dict[str | None, Entry]:
+        rows = self._find(connection, tables.decisions, tables.decisions.c.request, requests)
+        return {row["request"]: _entry(row) for row in rows}
 
     def _insert(self, connection: Connection, new: Sequence[Entry], counts: Counts, now: float) -> None:
         first, regret = counts.decided - len(new) + 1, counts.regret - sum(entry.loss for entry in new)

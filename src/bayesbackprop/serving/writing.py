@@ -16,7 +16,7 @@ import numpy as np
 from sqlalchemy.exc import SQLAlchemyError
 
 from bayesbackprop.serving.access import RefusedError
-from bayesbackprop.serving.deciding import decide
+from bayesbackprop.serving.deciding import asked_again, decide
 from bayesbackprop.serving.learning import Learner
 from bayesbackprop.serving.log import ArmsChangedError, Conflict, Entry, Full, Log
 from bayesbackprop.serving.requests import DecisionRequest, RewardRequest, RewardStatus
@@ -155,9 +155,14 @@ class Writer(threading.Thread):
             job.entries, job.result = (), None
         try:
             requests = [each for job in deciding for each in job.requests]
-            entries = iter(decide(agent, requests, self._random, self.arms))
+            # What was decided before is not judged again: there may be other actions now.
+            known = self._log.decided({each.request for each in requests if each.request is not None})
+            new = iter(decide(agent, [each for each in requests if each.request not in known], self._random, self.arms))
             for job in deciding:
-                job.entries = [next(entries) for _ in job.requests]
+                job.entries = [
+                    asked_again(known[each.request], each) if each.request in known else next(new)
+                    for each in job.requests
+                ]
         except (ValueError, RefusedError) as error:
             if len(deciding) > 1:
                 for job in deciding:
