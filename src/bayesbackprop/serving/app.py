@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import logging
 import multiprocessing
 import os
 import signal
@@ -46,6 +47,8 @@ from bayesbackprop.serving.state import state_of
 from bayesbackprop.serving.writing import Writer, unwritable
 
 _ABOUT = """A contextual bandit: ask `/decide` what to do in a context, and tell `/reward` what came of it, whenever it
+_say = logging.getLogger("bayesbackprop.serving")
+
 is known. Both are answered when they are in the durable log. An answer other than 2xx changed nothing, except that
 after a 503, or without any answer, it is not known whether it did: send the same again. With `request`, a name of your
 own for a decision, the second is the first one again; a reward is counted once in any case."""
@@ -143,6 +146,13 @@ def open_log(log: Log, settings: Settings) -> Agent:
         made = settings.make_agent()
         settings.check_agent(made)
         log.create(made)
+        if made.waiting:  # a log says with which probability a decision was made, and an agent has forgotten that
+            _say.warning(
+                "%d decisions wait for a reward in the agent %s. They are not in the log, and /reward does not know "
+                "them. Give their rewards by agent.reward, save the agent, and begin a new log with it.",
+                made.waiting,
+                settings.agent,
+            )
     agent = log.open()
     settings.check_agent(agent)
     return agent

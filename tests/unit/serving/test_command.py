@@ -121,6 +121,19 @@ def test_the_agent_may_be_a_file(tmp_path: Path) -> None:
     log.close()
 
 
+def test_decisions_that_wait_in_a_file_are_said_to_stay_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    agent, log = LinearThompson(3, 2), tmp_path / "log.sqlite"
+    agent.decide_many([[1.0, 0.0, 0.0]] * 3)
+    agent.save(tmp_path / "waits.agent")
+    settings = settings_in(tmp_path, agent=str(tmp_path / "waits.agent"))
+    for said in (True, False):  # once, when the log is made
+        open_log(Log(settings.url), settings)
+        found = capfd.readouterr().err
+        assert ("3 decisions wait for a reward in the agent" in found) is said
+        assert ("/reward does not know them" in found) is said
+    assert log.exists()
+
+
 def test_replicas_are_refused(tmp_path: Path) -> None:
     LinearThompson(3, 2, replicas=2).save(tmp_path / "many.agent")
     with pytest.raises(ValueError, match="one agent, not several replicas"):
