@@ -117,7 +117,7 @@ class Agent(State):
         Nothing changes: the next decision has these very probabilities, if nothing is learnt before.
         """
         one = None if mask is None else [mask], None if features is None else [features]
-        return self.explain_many([context], *one)[0]
+        return self._explained("explain", [context], *one, None)[0]
 
     def explain_many(
         self, contexts: Any, masks: Any = None, features: Any = None, *, random: np.random.Generator | None = None
@@ -127,7 +127,12 @@ class Agent(State):
         Whoever decides by explanations, and keeps a ledger of their own, takes the noise from their own ``random``:
         else it is the same until something is learnt.
         """
-        owner = self._check_alone("explain")
+        return self._explained("explain_many", contexts, masks, features, random)
+
+    def _explained(
+        self, method: str, contexts: Any, masks: Any, features: Any, random: np.random.Generator | None
+    ) -> list[Explanation]:
+        owner = self._check_alone(method)
         check_type(owner, np.random.Generator | None, "None or a generator of numpy", random=random)
         with self._deciding() as decider:
             requests = self._requests(owner, contexts, masks, features)
@@ -184,8 +189,7 @@ class Agent(State):
 
     def act(self, context: Numbers) -> int:
         """The action to take in ``context``, ``[features]``."""
-        self._check_alone("act")
-        return self.act_all([context])[0]
+        return self._act(self._check_alone("act"), [context])[0]
 
     def observe(self, context: Numbers, action: int, reward: float, features: Any = None) -> None:
         """Learn that ``action`` in ``context`` gave ``reward``: at once or later, in any order; or never.
@@ -196,12 +200,15 @@ class Agent(State):
             reward: What came of it.
             features: As :meth:`decide` was given them, or those of the action alone, ``[numbers]``.
         """
-        self._check_alone("observe")
-        self._observe([context], [action], [reward], None if features is None else [features])
+        owner = self._check_alone("observe")
+        self._observe(owner, [context], [action], [reward], None if features is None else [features])
 
     def act_all(self, contexts: Any) -> list[int]:
         """The action of each replica in its context, ``[replicas, features]``."""
-        xs = self._check_contexts(contexts)
+        return self._act(f"{type(self).__name__}.act_all", contexts)
+
+    def _act(self, owner: str, contexts: Any) -> list[int]:
+        xs = self._check_contexts(owner, contexts)
         with self._deciding() as decider:
             decider.acted = self.acted
             chosen = decider._choose(xs)
@@ -210,10 +217,10 @@ class Agent(State):
 
     def observe_all(self, contexts: Any, actions: Sequence[int], rewards: Sequence[float] | Tensor) -> None:
         """Learn the reward of each replica."""
-        self._observe(contexts, actions, rewards, None)
+        self._observe(f"{type(self).__name__}.observe_all", contexts, actions, rewards, None)
 
-    def _observe(self, contexts: Any, actions: Any, rewards: Any, features: Any) -> None:
-        xs, owner = self._check_contexts(contexts), type(self).__name__
+    def _observe(self, owner: str, contexts: Any, actions: Any, rewards: Any, features: Any) -> None:
+        xs = self._check_contexts(owner, contexts)
         check_list(owner, actions=actions)
         check_list(owner, rewards=rewards)
         if len(actions) != self.replicas or len(rewards) != self.replicas:
@@ -440,8 +447,7 @@ class Agent(State):
         codes = checked_features(owner, features, every, self._action_codes)
         return Requests(xs, checked_masks(owner, masks, len(xs), self.actions, self.retired), codes)
 
-    def _check_contexts(self, contexts: Any) -> Tensor:
-        owner = type(self).__name__
+    def _check_contexts(self, owner: str, contexts: Any) -> Tensor:
         self._check_learner()
         xs = checked_contexts(owner, contexts, self.features)
         if len(xs) != self.replicas:
@@ -449,6 +455,7 @@ class Agent(State):
         return xs
 
 
+@dataclass(eq=False, repr=False)
 class Uniform(Agent):
     """Acts at random and learns nothing."""
 

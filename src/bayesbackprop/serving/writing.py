@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy.exc import SQLAlchemyError
 
-from bayesbackprop.serving.access import RefusedError
+from bayesbackprop.serving.access import RefusedError, malformed
 from bayesbackprop.serving.deciding import asked_again, decide
 from bayesbackprop.serving.learning import Learner
 from bayesbackprop.serving.log import ArmsChangedError, Conflict, Entry, Full, Log
@@ -172,7 +172,7 @@ class Writer(threading.Thread):
             elif isinstance(error, RefusedError):
                 deciding[0].result = error
             else:
-                deciding[0].result = RefusedError(422, "refused", str(error))
+                deciding[0].result = malformed(error, agent, "/decide")
 
 
 def unwritable(error: Exception) -> RefusedError:

@@ -337,7 +337,7 @@ def test_features_of_another_width_are_refused() -> None:
     for features in bad:
         with pytest.raises(ValueError, match=r"'features' parameter of ThompsonSampling\.decide must be"):
             agent.decide(GOOD, features=features)
-        with pytest.raises(ValueError, match=r"'features' parameter of ThompsonSampling must be"):
+        with pytest.raises(ValueError, match=r"'features' parameter of ThompsonSampling\.observe must be"):
             agent.observe(GOOD, 1, 1.0, features=features)
     assert (agent.acted, agent.observed) == (0, 0)
 

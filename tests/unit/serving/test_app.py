@@ -164,6 +164,21 @@ def test_a_reward_that_the_agent_cannot_learn_is_refused(tmp_path: Path) -> None
         assert client.post("/reward", json={"id": id, "reward": 1}).status_code == 200
 
 
+def test_errors_name_the_path_that_was_asked(tmp_path: Path) -> None:
+    file, described = tmp_path / "described.agent", [[0.0, 1.0], [1.0, 0.0]]
+    bernoulli = ThompsonSampling(
+        3, 2, encoding="input", action_features=described, likelihood=Bernoulli(), hidden=[4], memory=10
+    )
+    bernoulli.save(file)
+    with serving(settings_in(tmp_path, agent=str(file))) as client:
+        asked = client.post("/decide", json={"context": CONTEXT, "features": [[2.0], [1.0]]})
+        assert (asked.status_code, asked.json()["error"]) == (422, "malformed")
+        assert "'features' parameter of /decide must be 2 numbers for each of 2 actions" in asked.json()["message"]
+        told = client.post("/reward", json={"id": decided(client)["id"], "reward": 0.5})
+        assert "'reward' parameter of /reward must be 0 or 1" in told.json()["message"]
+        assert "ThompsonSampling" not in asked.text + told.text
+
+
 def test_features_of_the_actions(tmp_path: Path) -> None:
     file, described = tmp_path / "described.agent", [[0.0, 1.0], [1.0, 0.0]]
     ThompsonSampling(3, 2, encoding="input", action_features=described, hidden=[4], memory=10).save(file)
