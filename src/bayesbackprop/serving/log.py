@@ -10,6 +10,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,11 +120,18 @@ class Log:
         path = self.engine.url.database
         if self._is_sqlite and path and not Path(path).exists():
             return False
-        try:
+        with self._readable():
             return sql.inspect(self.engine).has_table(tables.service.name)
-        except sql.exc.DBAPIError as error:
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Within it, whatever is wrong with the database or was damaged in it is one error, which names the log."""
+        try:
+            yield
+        except (sql.exc.SQLAlchemyError, zlib.error, ValueError, TypeError) as error:
             where = self.engine.url.render_as_string(hide_password=True)
-            raise OSError(f"The log {where} cannot be opened: {str(error.orig).strip()}") from error
+            said = f"{getattr(error, 'orig', None) or error}".strip()
+            raise OSError(f"The log {where} cannot be opened: {said}") from error
 
     def create(self, agent: Agent) -> None:
         """Make the tables for this agent; if another process does it at the same time, one of them wins."""
@@ -149,9 +157,12 @@ class Log:
 
     def open(self) -> Agent:
         """The agent before the first reward and the first change."""
-        with self._reading() as connection:
+        with self._readable(), self._reading() as connection:
             about = connection.execute(sql.select(tables.service)).mappings().one()
             complete = sql.inspect(connection).has_table(tables.changes.name)
+            self._locked(connection, lock=False)
+            if complete:
+                arms.changes_after(connection, 0)
         if about["format"] > tables.FORMAT:
             constraint = f"of format {tables.FORMAT} at most, which this version of the library knows"
             raise invalid("log", "Log", constraint, Described(f"{about['format']}"))
@@ -159,7 +170,8 @@ class Log:
             with self._writing() as connection:
                 self._make_alone(connection)
                 tables.changes.create(connection, checkfirst=True)
-        self.name, agent = about["name"], _agent_of(zlib.decompress(about["agent"]))
+        with self._readable():
+            self.name, agent = about["name"], _agent_of(zlib.decompress(about["agent"]))
         self._first = Arms.of(agent)
         return agent
 
@@ -434,7 +446,7 @@ class Log:
     def described(self) -> int:
         """How many numbers describe an action in the requests of the log that have features; 0 where none has."""
         features = tables.decisions.c.features
-        with self._reading() as connection:
+        with self._readable(), self._reading() as connection:
             found = connection.execute(
                 sql.select(features).where(features.is_not(sql.null())).limit(1)
             ).scalar_one_or_none()
@@ -448,7 +460,7 @@ class Log:
             .join_from(tables.decisions, tables.rewards, tables.rewards.c.decision == d.number, isouter=waiting)
             .order_by(d.number)
         )
-        with self._reading() as connection:
+        with self._readable(), self._reading() as connection:
             yield from connection.execution_options(yield_per=1000).execute(query).mappings()
 
     # --- what they share ---------------------------------------------------------------------------------------------
