@@ -3,7 +3,9 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -146,6 +148,8 @@ class Log:
             raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows) from error
         if chosen.dim() != 1:
             raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows)
+        if not len(chosen):
+            raise invalid("rows", "Log", f"at least one of the {len(self)} rows", rows)
         given = self.propensities if self.probabilities is None else self.probabilities
         masks, features = (None if each is None else each[chosen] for each in (self.masks, self.features))
         return Log(self.contexts[chosen], self.actions[chosen], self.rewards[chosen], given[chosen], masks, features)
@@ -235,25 +239,8 @@ class Log:
         place = check_path("Log.read_csv", path=path)
         try:
             with place.open(encoding="utf-8-sig", newline="") as stream:
-                rows = list(csv.reader(stream))
-            names, table = rows[0], [row for row in rows[1:] if row]
-            if any(len(row) != len(names) for row in table):
-                raise ValueError("rows of another length than the header")
-            columns = dict(zip(names, zip(*table, strict=True), strict=False))
-            contexts, probabilities, allowed = (_gather(columns, p) for p in (_CONTEXT, _PROBABILITY, _ALLOWED))
-            if not contexts or not columns.keys() >= {"action", "reward"}:
-                raise ValueError("no columns context_0, action and reward")
-            given = np.array(probabilities or [columns["propensity"]], dtype=float).T
-            masks = np.array(allowed, dtype=int).T
-            return cls(
-                np.array(contexts, dtype=float).T,
-                np.array(columns["action"], dtype=int),
-                np.array(columns["reward"], dtype=float),
-                given if probabilities else given[:, 0],
-                masks if allowed else None,
-                _features_in(columns),
-            )
-        except (ValueError, KeyError, IndexError, UnicodeError, csv.Error) as error:
+                return cls(**_parsed(csv.reader(stream)))
+        except (ValueError, UnicodeError, csv.Error) as error:
             got = Described(f"{place}: {error}")
             raise invalid("path", "Log.read_csv", "a CSV file with the columns of a log", got) from error
 
@@ -305,18 +292,73 @@ def _columns(start: str, rows: Any) -> dict[str, Any]:
     return {f"{start}{number}": column for number, column in enumerate(rows.T)}
 
 
-def _features_in(columns: Mapping[str, Any]) -> Any:
-    """The numbers of the columns feature_0_0, feature_0_1 and so on, ``[n, actions, numbers]``; NaN where empty."""
-    actions = sum(name.startswith(_FEATURE) and name.endswith("_0") for name in columns)
-    found = [_gather(columns, f"{_FEATURE}{action}_") for action in range(actions)]
-    texts = [[[each or "nan" for each in column] for column in columns] for columns in found]
-    return np.moveaxis(np.array(texts, dtype=float), 2, 0) if found else None
+# --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _gather(columns: Mapping[str, Any], start: str) -> list[Any]:
-    """The columns ``start``0, ``start``1 and so on."""
-    count = sum(name.startswith(start) and name.removeprefix(start).isdecimal() for name in columns)
-    return [columns[f"{start}{number}"] for number in range(count)]
+def _parsed(reader: Any) -> dict[str, Any]:
+    """The arguments of a log from the lines of a CSV file."""
+    lines = [(reader.line_num, row) for row in reader if row]
+    if not lines:
+        raise ValueError("it is empty")
+    (_, names), *table = lines
+    contexts = _numbered(names, _CONTEXT) or [f"{_CONTEXT}0"]
+    probabilities, allowed, features = _numbered(names, _PROBABILITY), _numbered(names, _ALLOWED), _described_in(names)
+    columns = [*contexts, "action", "reward", *(probabilities or ["propensity"]), *allowed, *chain(*features)]
+    known = set(names)
+    if absent := [name for name in columns if name not in known]:
+        raise ValueError(f"it has no column {absent[0]}")
+    if not table:
+        raise ValueError("it has no row below its header")
+    if uneven := [line for line, row in table if len(row) != len(names)]:
+        raise ValueError(f"line {uneven[0]} has not as many cells as the header")
+
+    def read(*which: str, kind: type = float) -> Any:
+        return np.array([_cells(names, table, name, kind) for name in which]).T
+
+    return {
+        "contexts": read(*contexts),
+        "actions": read("action", kind=int)[:, 0],
+        "rewards": read("reward")[:, 0],
+        "propensities": read(*probabilities) if probabilities else read("propensity")[:, 0],
+        "masks": read(*allowed, kind=int) if allowed else None,
+        "features": np.stack([read(*each) for each in features], 1) if features else None,
+    }
+
+
+def _cells(names: Sequence[str], table: Sequence[tuple[int, Sequence[str]]], name: str, kind: type) -> Any:
+    """The numbers of a column; features of a request that had none are NaN."""
+    place = names.index(name)
+    texts = [row[place].strip() or ("nan" if name.startswith(_FEATURE) else "") for _, row in table]
+    try:
+        return np.array(texts, dtype=kind)
+    except (ValueError, OverflowError):
+        number = next(n for n, text in enumerate(texts) if not _is(kind, text))
+    line = table[number][0]
+    if name == "reward" and not texts[number]:
+        hint = "leave out decisions whose reward is not known, as bbb serve export does without --waiting"
+        raise ValueError(f"line {line} has no reward: {hint}")
+    raise ValueError(f"line {line} has {texts[number]!r:.80} in the column {name}, which is no {kind.__name__}")
+
+
+def _is(kind: type, text: str) -> bool:
+    try:
+        np.array([text], dtype=kind)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _numbered(names: Sequence[str], start: str) -> list[str]:
+    """``start``0, ``start``1 and so on: as many as there are columns of such names."""
+    count = sum(name.startswith(start) and name.removeprefix(start).isdecimal() for name in names)
+    return [f"{start}{number}" for number in range(count)]
+
+
+def _described_in(names: Sequence[str]) -> list[list[str]]:
+    """feature_0_0 and so on, by action: of as many actions and numbers as columns of such names have."""
+    found = [match.groups() for match in map(re.compile(rf"{_FEATURE}(\d+)_(\d+)").fullmatch, names) if match]
+    actions, numbers = (len({each[part] for each in found}) for part in (0, 1))
+    return [[f"{_FEATURE}{action}_{number}" for number in range(numbers)] for action in range(actions)]
 
 
 # --- what users give -------------------------------------------------------------------------------------------------
@@ -327,7 +369,8 @@ def numbers(name: str, owner: str, given: Any, *shapes: tuple[int | None, ...]) 
     text = " or ".join(f"[{', '.join('any' if size is None else str(size) for size in shape)}]" for shape in shapes)
     found = _tensor(given)
     if found is None or found.is_complex() or not any(_fits(found, shape) for shape in shapes):
-        raise invalid(name, owner, f"numbers of shape {text}", given)
+        empty = ", and not empty" if found is not None and not found.numel() else ""
+        raise invalid(name, owner, f"numbers of shape {text}{empty}", given)
     return found.double()
 
 

@@ -71,25 +71,41 @@ def test_a_file_can_be_read_by_people_and_have_more_columns(tmp_path: Path) -> N
     assert same(Log.read_csv(tmp_path / "more.csv"), Log(**GOOD))
 
 
+HEADER = "context_0,action,reward,propensity"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "says"),
     [
-        "",
-        "a,b\n1,2\n",
-        "context_0,action,reward\n1,0,1\n",
-        "context_0,action,reward,propensity\n1,0,1\n",
-        "context_0,action,reward,propensity\n1,0.5,1,1\n",
-        "context_0,action,reward,propensity\n1,0,x,1\n",
-        "context_0,action,reward,propensity\n1,0,nan,1\n",
-        "context_0,action,reward,propensity\n",
-        "context_1,action,reward,propensity\n1,0,1,1\n",
-        "context_0,action,reward,propensity,allowed_0\n1,0,1,1,0\n",
+        ("", "it is empty"),
+        ("\n\n", "it is empty"),
+        ("a,b\n1,2\n", "it has no column context_0"),
+        ("context_0,action,reward\n1,0,1\n", "it has no column propensity"),
+        (f"{HEADER}\n1,0,1\n", "line 2 has not as many cells as the header"),
+        (f"{HEADER}\n1,0,1,1\n\n1,0.5,1,1\n", "line 4 has '0.5' in the column action, which is no int"),
+        (f"{HEADER}\n1,0,x,1\n", "line 2 has 'x' in the column reward, which is no float"),
+        (f"{HEADER}\n1,0,1,1\n1,0,,1\n", "line 3 has no reward: leave out decisions .* without --waiting"),
+        (f"{HEADER}\n1,0,nan,1\n", "'rewards' .* Got nan in row 0"),
+        (f"{HEADER}\n", "it has no row below its header"),
+        ("context_1,action,reward,propensity\n1,0,1,1\n", "it has no column context_0"),
+        ("context_0,context_2,action,reward,propensity\n1,1,0,1,1\n", "it has no column context_1"),
+        ("context_0,action,reward,propensity,allowed_0\n1,0,1,1,0\n", "'actions' .* its mask forbids"),
+        ("context_0,action,reward,propensity,allowed_1\n1,0,1,1,0\n", "it has no column allowed_0"),
+        ("context_0,action,reward,propensity,feature_0_0,feature_1_1\n1,0,1,1,1,1\n", "it has no column feature_0_1"),
+        ("context_0,action,reward,propensity,feature_0_0\n1,0,1,1,x\n", "line 2 has 'x' in the column feature_0_0"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "log.csv").write_text(text)
-    with pytest.raises(ValueError, match=r"'path' parameter of Log.read_csv must be .* Got .*log.csv"):
+    with pytest.raises(ValueError, match=r"'path' parameter of Log.read_csv must be .* Got .*log.csv: .*" + says):
         Log.read_csv(tmp_path / "log.csv")
+
+
+def test_no_rows_are_no_log() -> None:
+    with pytest.raises(ValueError, match=r"'rows' parameter of Log must be at least one of the 3 rows\. Got slice"):
+        Log(**GOOD)[:0]
+    with pytest.raises(ValueError, match=r"'contexts' parameter of Log must be numbers .*, and not empty"):
+        Log(torch.empty(0, 3), [], [], [])
 
 
 @pytest.mark.parametrize(
