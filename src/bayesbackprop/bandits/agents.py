@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_count, check_list, check_type, invalid
+from bayesbackprop._errors import Described, check_count, check_type, invalid
 from bayesbackprop.bandits._requests import (
     checked_action,
     checked_actions,
@@ -32,6 +32,7 @@ from bayesbackprop.bandits._requests import (
     checked_features,
     checked_masks,
     checked_rewards,
+    listed,
 )
 from bayesbackprop.bandits.decisions import Beliefs, Decision, Explanation, Requests, Waiting
 from bayesbackprop.bandits.learning import Learner
@@ -153,11 +154,12 @@ class Agent(State):
 
     def reward_many(self, ids: Sequence[str], rewards: Sequence[float] | Tensor) -> None:
         """Learn the reward of each of these decisions; if one is refused, all are."""
-        self._reward("reward_many", check_list(f"{type(self).__name__}.reward_many", ids=ids), rewards)
+        self._reward("reward_many", listed(f"{type(self).__name__}.reward_many", ids=ids), rewards)
 
     def _reward(self, method: str, ids: Sequence[Any], rewards: Any) -> None:
         owner = self._check_alone(method)
-        if len(check_list(owner, rewards=rewards)) != len(ids):
+        rewards = listed(owner, rewards=rewards)
+        if len(rewards) != len(ids):
             raise invalid("rewards", owner, f"one for each of the {len(ids)} in 'ids'", Described(f"{len(rewards)}"))
         gains = checked_rewards(owner, rewards, len(ids))
         self._check_rewards(owner, gains)
@@ -173,7 +175,7 @@ class Agent(State):
     def check_rewards(self, rewards: Sequence[float] | Tensor) -> None:
         """Refuse rewards that this agent cannot learn, such as 0.5 where it counts; nothing changes."""
         owner = self._check_alone("check_rewards")
-        self._check_rewards(owner, checked_rewards(owner, check_list(owner, rewards=rewards), len(rewards)))
+        self._check_rewards(owner, checked_rewards(owner, listed(owner, rewards=rewards), len(rewards)))
 
     @property
     def waiting(self) -> int:
@@ -221,8 +223,7 @@ class Agent(State):
 
     def _observe(self, owner: str, contexts: Any, actions: Any, rewards: Any, features: Any) -> None:
         xs = self._check_contexts(owner, contexts)
-        check_list(owner, actions=actions)
-        check_list(owner, rewards=rewards)
+        actions, rewards = listed(owner, actions=actions), listed(owner, rewards=rewards)
         if len(actions) != self.replicas or len(rewards) != self.replicas:
             got = Described(f"{len(actions)} actions and {len(rewards)} rewards")
             raise invalid("actions", owner, f"one, with one reward, for each of {self.replicas}", got)
@@ -270,7 +271,7 @@ class Agent(State):
         owner = self._check_alone("warm_start")
         xs = checked_contexts(owner, contexts, self.features)
         taken = checked_actions(owner, actions, self.actions)
-        gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(rewards))
+        gains = checked_rewards(owner, listed(owner, rewards=rewards), len(rewards))
         if not len(xs) or not len(xs) == len(taken) == len(gains):
             got = Described(f"{len(xs)} contexts, {len(taken)} actions and {len(gains)} rewards")
             raise invalid("contexts", owner, "one for each action and reward, and at least one", got)
