@@ -40,7 +40,7 @@ def checked_contexts(owner: str, contexts: Any, features: int) -> Tensor:
     if is_matrix and bool((together.abs() <= _LARGEST_FEATURE).all()):  # which NaN is not
         return together
     for context in given:
-        row = as_numbers(context, torch.float32)
+        row = as_numbers(context, torch.float64)  # in which what is too large is not infinite
         if row.shape != (features,):
             raise invalid("context", owner, f"a vector of {features} numbers", context)
         check_finite("context", owner, row)

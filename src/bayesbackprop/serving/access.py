@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Open to everyone: they say nothing about the bandit.
-_OPEN = ("/", "/health", "/docs", "/docs/oauth2-redirect", "/openapi.json")
+_OPEN = ("/", "/health", "/docs", "/openapi.json")
 # What a token for reading opens.
 _READING = ("/state", "/metrics")
 
@@ -120,5 +120,7 @@ def say_errors_as_json(app: FastAPI) -> None:
 
 
 def _sentence(error: dict[str, Any]) -> str:
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
     place = ".".join(str(part) for part in error["loc"] if part != "body")
     return f"{place or 'the body'}: {error['msg']}"

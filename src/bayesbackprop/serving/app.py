@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._version import __version__
 from bayesbackprop.bandits import Agent
+from bayesbackprop.serving import reference
 from bayesbackprop.serving.access import Guard, RefusedError, answer, malformed, say_errors_as_json
 from bayesbackprop.serving.arms import LastArmError, NoSuchArmError
 from bayesbackprop.serving.learning import Learner
@@ -176,6 +177,7 @@ def make_app(settings: Settings) -> FastAPI:
         version=__version__,
         description=_ABOUT,
         lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
     )
     limits = settings.limits
@@ -251,6 +253,10 @@ def make_app(settings: Settings) -> FastAPI:
     @app.get("/", include_in_schema=False)
     def live_page() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"})
+
+    @app.get("/docs", include_in_schema=False)
+    def reference_page() -> HTMLResponse:
+        return HTMLResponse(reference.page(app.openapi()), headers={"Content-Security-Policy": _POLICY})
 
     return app
 

@@ -38,9 +38,17 @@ class Full(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Why decisions were not written: the name of a request was used before, for another one."""
+    """Why nothing was written: a request of this name asked for something else.
+
+    Attributes:
+        request: The name.
+        differs: What is not the same.
+        is_in_batch: Whether both are of one batch, and neither had been decided.
+    """
 
     request: str
+    differs: tuple[str, ...]
+    is_in_batch: bool = False
 
 
 class ArmsChangedError(Exception):
@@ -321,7 +329,7 @@ class Log:
         with self._writing() as connection:
             change, repeated = arms.add(connection, self._place(connection), self._first, count, features, request)
         if repeated and (change.added, change.features) != (count, features):
-            return Conflict(request or ""), True
+            return Conflict(request or "", ("count", "features")), True
         return change, repeated
 
     def retire(self, action: int) -> None:
@@ -515,7 +523,8 @@ _ADD_UP = (
     .values({column: column + sql.bindparam(f"more_{column.name}") for column in _SUMS})
 )
 
-# What of an entry has a column of its name.
+# What of an entry a client asks, and what has a column of its name.
+_ASKED = ("context", "mask", "features")
 _WRITTEN = tuple(name for name in Entry.__slots__ if name not in ("loss", "repeated"))
 
 
@@ -530,10 +539,10 @@ def _match(
         if before is None:
             fresh[entry.request or entry.id] = entry
             answer.append(entry)
-        elif (before.context, before.mask, before.features) == (entry.context, entry.mask, entry.features):
-            answer.append(_repeated(before))
+        elif differs := tuple(name for name in _ASKED if getattr(before, name) != getattr(entry, name)):
+            return Conflict(entry.request or "", differs, entry.request not in known), []
         else:
-            return Conflict(entry.request or ""), []
+            answer.append(_repeated(before))
     return answer, [*fresh.values()]
 
 

@@ -195,4 +195,9 @@ def _refusal(why: Full | Conflict) -> RefusedError:
     if isinstance(why, Full):
         message = f"{why.waiting:,} decisions wait for their reward, as many as may. Send rewards, or let them expire."
         return RefusedError(429, "too_many_waiting", message)
-    return RefusedError(409, "conflict", f"The request {why.request!r} was decided before, with another context.")
+    differs = " and ".join(why.differs)
+    if why.is_in_batch:
+        message = f"Two entries of the batch are called {why.request!r}, and differ in their {differs}."
+    else:
+        message = f"The request {why.request!r} was decided before, with another {differs}."
+    return RefusedError(409, "conflict", message)

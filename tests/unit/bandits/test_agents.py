@@ -480,7 +480,7 @@ def test_features_that_no_network_can_square_are_refused_and_change_nothing(kind
     context = [0.1] * agent.features
     agent.observe(context, 0, 1.0)
     before = agent.tensors()
-    for large in (1e8, 1e30, -1e7):
+    for large in (1e8, 1e30, -1e7, 1e300):
         for call in (
             lambda large=large: agent.act([large] * agent.features),
             lambda large=large: agent.observe([large] * agent.features, 0, 1.0),
