@@ -123,7 +123,7 @@ def check_list(owner: str, **values: object) -> Sequence[Any]:
     """Refuse whatever is neither a sequence, a tensor nor an array with at least one dimension; the last of them."""
     for name, value in values.items():
         if not is_list(value):
-            raise invalid(name, owner, "a list", value)
+            raise invalid(name, owner, "a list, an array or a tensor", value)
     return value  # type: ignore[return-value]
 
 

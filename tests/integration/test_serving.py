@@ -27,11 +27,11 @@ KILLS = 3
 COMMAND = [sys.executable, "-c", "from bayesbackprop._cli import main; main()", "serve"]
 
 
-def start(folder: Path, *options: object) -> tuple[Any, int]:
+def start(folder: Path, *options: object, **variables: str) -> tuple[Any, int]:
     port = serving.free_port()
     sizes = ("--features", "3", "--actions", "2", "--agent", "linear", "--log", str(folder / "log.sqlite"))
     command = [*COMMAND, *sizes, "--port", str(port), *map(str, options)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     return process, port
 
@@ -118,6 +118,56 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, processe
                 return
         time.sleep(0.05)
     raise AssertionError("a worker still answers")
+
+
+def in_workers(folder: Path, does: str) -> dict[str, str]:
+    """The environment of a service whose workers do this before anything else."""
+    folder.mkdir()
+    lines = ("import os, sys, time", "if '--multiprocessing-fork' in sys.orig_argv:", f"    {does}")
+    (folder / "sitecustomize.py").write_text("\n".join(lines))
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def test_a_worker_may_take_long_to_start_and_is_replaced_when_it_ends(tmp_path: Path, processes: list[Any]) -> None:
+    """As long as a busy machine takes to import torch; and the address is said when it answers, not before.
+
+    The third cannot start, which is no reason to end the second.
+    """
+    pids = tmp_path / "pids"
+    noted = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); "
+    noted += f"open({str(pids)!r}).read().count(' ') == 3 and os._exit(3); time.sleep(8)"
+    process, port = start(tmp_path, "--workers", 2, **in_workers(tmp_path / "early", noted))
+    processes.append(process)
+    assert f"http://127.0.0.1:{port}" in process.stderr.readline()
+    with serving.Client(port) as client:
+        assert client.get("/health")[0] == 200
+    first, second = pids.read_text().split()
+    os.kill(int(first), signal.SIGKILL)
+    said = process.stderr.readline()
+    assert f"The worker {first} was killed by signal 9" in said
+    assert "Another one takes its place" in said
+    assert "ended with code 3" in process.stderr.readline()
+    with serving.Client(port) as client:
+        assert client.get("/health")[0] == 200
+    until = time.monotonic() + PATIENCE
+    while len(pids.read_text().split()) < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)  # while one of them starts
+    assert process.wait(PATIENCE) == 0
+    assert time.monotonic() - began < PATIENCE
+    assert pids.read_text().split()[:2] == [first, second]
+    assert len(pids.read_text().split()) == 4
+
+
+def test_a_worker_that_cannot_start_ends_the_service(tmp_path: Path, processes: list[Any]) -> None:
+    process, _ = start(tmp_path, "--workers", 2, **in_workers(tmp_path / "early", "os._exit(3)"))
+    processes.append(process)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 1
+    assert "ended with code 3" in said
+    assert "never answered" in said
+    assert "Traceback" not in said
 
 
 def test_several_workers_are_one_service(tmp_path: Path, processes: list[Any]) -> None:

@@ -78,8 +78,8 @@ def command(
         actions=actions,
         agent=agent,
         seed=seed,
-        tokens=read_tokens(TOKEN, token_file or []),
-        read_tokens=read_tokens(READ_TOKEN, read_token_file or []),
+        tokens=read_tokens(TOKEN, "--token-file", token_file or []),
+        read_tokens=read_tokens(READ_TOKEN, "--read-token-file", read_token_file or []),
         anyone=no_token,
         limits=Limits(body=most_bytes, batch=most_in_batch, waiting=most_waiting, expire=expire * 3600),
     )

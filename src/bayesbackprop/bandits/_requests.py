@@ -16,9 +16,20 @@ LARGEST_REWARD = 1e15
 _LARGEST_FEATURE = 1e6
 
 
+def listed(owner: str, **values: Any) -> Sequence[Any]:
+    """As :func:`check_list`; of tables and columns, as those of pandas, the arrays that they are for numpy."""
+    return check_list(owner, **{name: as_array(value) for name, value in values.items()})
+
+
+def as_array(value: Any) -> Any:
+    """A table, a column or whatever else says that it is an array for numpy, as one; all else as it is."""
+    known = isinstance(value, Tensor | np.ndarray | np.generic | type)
+    return np.array(value) if hasattr(value, "__array__") and not known else value  # of its own: pandas lets none write
+
+
 def checked_contexts(owner: str, contexts: Any, features: int) -> Tensor:
     """Contexts as ``[B, features]``, in memory of their own."""
-    given = check_list(owner, contexts=contexts)
+    given = listed(owner, contexts=contexts)
     if isinstance(given, Tensor | np.ndarray):
         together = as_numbers(given, torch.float32).clone()
     else:
@@ -29,7 +40,7 @@ def checked_contexts(owner: str, contexts: Any, features: int) -> Tensor:
     if is_matrix and bool((together.abs() <= _LARGEST_FEATURE).all()):  # which NaN is not
         return together
     for context in given:
-        row = as_numbers(context, torch.float32)
+        row = as_numbers(context, torch.float64)  # in which what is too large is not infinite
         if row.shape != (features,):
             raise invalid("context", owner, f"a vector of {features} numbers", context)
         check_finite("context", owner, row)
@@ -43,10 +54,11 @@ def checked_masks(owner: str, masks: Any, count: int, actions: int, retired: Seq
     """Which actions may be taken, ``[count, actions]``; None for all of them that are not retired."""
     allowed = np.ones((count, actions), dtype=np.bool_)
     if masks is not None:
-        given = check_list(owner, masks=masks)
+        given = listed(owner, masks=masks)
         if len(given) != count:
             raise invalid("masks", owner, f"one for each of {count} contexts", len(given))
         for number, mask in enumerate(given):
+            mask = as_array(mask)
             row = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask) if _is_row(mask) else np.empty(0)
             if row.dtype != np.bool_ or row.shape != (actions,):
                 raise invalid("mask", owner, f"None, or {actions} of True and False", mask)
@@ -58,23 +70,25 @@ def checked_masks(owner: str, masks: Any, count: int, actions: int, retired: Seq
     return allowed
 
 
-def checked_features(
-    owner: str, features: Any, taken: Tensor | None, actions: int, numbers: int | None
-) -> Tensor | None:
+def checked_features(owner: str, features: Any, taken: Tensor | None, own: Tensor | None) -> Tensor | None:
     """The numbers of the actions ``taken`` in each request, ``[*taken.shape, numbers]``; None for the agent's own.
 
-    Each request gives them for all actions, ``[actions, numbers]``, or for one that was taken, ``[numbers]``.
+    Each request gives them for all actions, ``[actions, numbers]``, or for one that was taken, ``[numbers]``; or None,
+    for those that the agent has of its ``own``.
     """
     if features is None or taken is None:
         return None
-    if numbers is None:
-        raise invalid("features", owner, "None, unless the agent has action_features", features)
-    given = check_list(owner, features=features)
+    given = listed(owner, features=features)
     if len(given) != len(taken):
         raise invalid("features", owner, f"those of each of {len(taken)} requests", len(given))
-    rows: list[Tensor] = []
+    described = [each for each in given if each is not None]
+    if not described:
+        return None
+    if own is None:
+        raise invalid("features", owner, "None, unless the agent has action_features", described[0])
+    (actions, numbers), rows = own.shape, list[Tensor]()
     for each, actions_taken in zip(given, taken, strict=True):
-        codes = as_numbers(each, torch.float32)
+        codes = own if each is None else as_numbers(each, torch.float32)
         if codes.shape == (actions, numbers):
             codes = codes[actions_taken]
         if codes.shape != (*actions_taken.shape, numbers):
@@ -96,7 +110,7 @@ def checked_action(owner: str, action: Any, actions: int) -> int:
 
 def checked_actions(owner: str, actions: Any, count: int) -> Tensor:
     """Numbers of actions as a tensor of its own."""
-    given = check_list(owner, actions=actions)
+    given = listed(owner, actions=actions)
     if isinstance(given, Tensor | np.ndarray) and given.ndim == 1:
         numbers = torch.as_tensor(given)
         whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool)
@@ -116,6 +130,7 @@ def checked_rewards(owner: str, rewards: Any, count: int) -> Tensor:
 
 def as_numbers(values: Any, dtype: torch.dtype) -> Tensor:
     """Values as a tensor; an empty matrix, which nobody asks for, if they are no numbers."""
+    values = as_array(values)
     try:
         if values.is_complex() if isinstance(values, Tensor) else np.iscomplexobj(values):  # torch would drop a part
             return torch.empty(0, 0)

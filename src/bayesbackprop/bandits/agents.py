@@ -17,13 +17,14 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesbackprop._errors import Described, check_count, check_list, check_type, invalid
+from bayesbackprop._errors import Described, check_count, check_type, invalid
 from bayesbackprop.bandits._requests import (
     checked_action,
     checked_actions,
@@ -31,6 +32,7 @@ from bayesbackprop.bandits._requests import (
     checked_features,
     checked_masks,
     checked_rewards,
+    listed,
 )
 from bayesbackprop.bandits.decisions import Beliefs, Decision, Explanation, Requests, Waiting
 from bayesbackprop.bandits.learning import Learner
@@ -87,7 +89,10 @@ class Agent(State):
         return self._decide("decide", [context], *one)[0]
 
     def decide_many(self, contexts: Any, masks: Any = None, features: Any = None) -> list[Decision]:
-        """A decision in each of ``contexts``, ``[B, features]``; ``masks`` and ``features`` have a row for each."""
+        """A decision in each of ``contexts``, ``[B, features]``; ``masks`` and ``features`` have a row for each.
+
+        A row of ``features`` may be None: the actions of that request are described by the agent's own.
+        """
         return self._decide("decide_many", contexts, masks, features)
 
     def _decide(self, method: str, contexts: Any, masks: Any, features: Any) -> list[Decision]:
@@ -96,10 +101,8 @@ class Agent(State):
             requests = self._requests(owner, contexts, masks, features)
             random = self._decision_random()
             explanations = decider._explain(requests, random)
-            allowed = requests.allowed.tolist()
-            decisions = [
-                Decision.of(each, random.random(), row) for each, row in zip(explanations, allowed, strict=True)
-            ]
+            said = zip(explanations, requests.allowed.tolist(), _described(features, requests.codes), strict=False)
+            decisions = [Decision.of(each, random.random(), *row) for each, *row in said]
             taken = [each.action for each in decisions]
             codes = None if requests.codes is None else requests.codes[range(len(taken)), taken]
             learnt, now = self._with_codes(requests.contexts, taken, codes), time.time()
@@ -115,7 +118,7 @@ class Agent(State):
         Nothing changes: the next decision has these very probabilities, if nothing is learnt before.
         """
         one = None if mask is None else [mask], None if features is None else [features]
-        return self.explain_many([context], *one)[0]
+        return self._explained("explain", [context], *one, None)[0]
 
     def explain_many(
         self, contexts: Any, masks: Any = None, features: Any = None, *, random: np.random.Generator | None = None
@@ -125,7 +128,12 @@ class Agent(State):
         Whoever decides by explanations, and keeps a ledger of their own, takes the noise from their own ``random``:
         else it is the same until something is learnt.
         """
-        owner = self._check_alone("explain")
+        return self._explained("explain_many", contexts, masks, features, random)
+
+    def _explained(
+        self, method: str, contexts: Any, masks: Any, features: Any, random: np.random.Generator | None
+    ) -> list[Explanation]:
+        owner = self._check_alone(method)
         check_type(owner, np.random.Generator | None, "None or a generator of numpy", random=random)
         with self._deciding() as decider:
             requests = self._requests(owner, contexts, masks, features)
@@ -146,11 +154,12 @@ class Agent(State):
 
     def reward_many(self, ids: Sequence[str], rewards: Sequence[float] | Tensor) -> None:
         """Learn the reward of each of these decisions; if one is refused, all are."""
-        self._reward("reward_many", check_list(f"{type(self).__name__}.reward_many", ids=ids), rewards)
+        self._reward("reward_many", listed(f"{type(self).__name__}.reward_many", ids=ids), rewards)
 
     def _reward(self, method: str, ids: Sequence[Any], rewards: Any) -> None:
         owner = self._check_alone(method)
-        if len(check_list(owner, rewards=rewards)) != len(ids):
+        rewards = listed(owner, rewards=rewards)
+        if len(rewards) != len(ids):
             raise invalid("rewards", owner, f"one for each of the {len(ids)} in 'ids'", Described(f"{len(rewards)}"))
         gains = checked_rewards(owner, rewards, len(ids))
         self._check_rewards(owner, gains)
@@ -166,7 +175,7 @@ class Agent(State):
     def check_rewards(self, rewards: Sequence[float] | Tensor) -> None:
         """Refuse rewards that this agent cannot learn, such as 0.5 where it counts; nothing changes."""
         owner = self._check_alone("check_rewards")
-        self._check_rewards(owner, checked_rewards(owner, check_list(owner, rewards=rewards), len(rewards)))
+        self._check_rewards(owner, checked_rewards(owner, listed(owner, rewards=rewards), len(rewards)))
 
     @property
     def waiting(self) -> int:
@@ -182,8 +191,7 @@ class Agent(State):
 
     def act(self, context: Numbers) -> int:
         """The action to take in ``context``, ``[features]``."""
-        self._check_alone("act")
-        return self.act_all([context])[0]
+        return self._act(self._check_alone("act"), [context])[0]
 
     def observe(self, context: Numbers, action: int, reward: float, features: Any = None) -> None:
         """Learn that ``action`` in ``context`` gave ``reward``: at once or later, in any order; or never.
@@ -194,12 +202,15 @@ class Agent(State):
             reward: What came of it.
             features: As :meth:`decide` was given them, or those of the action alone, ``[numbers]``.
         """
-        self._check_alone("observe")
-        self._observe([context], [action], [reward], None if features is None else [features])
+        owner = self._check_alone("observe")
+        self._observe(owner, [context], [action], [reward], None if features is None else [features])
 
     def act_all(self, contexts: Any) -> list[int]:
         """The action of each replica in its context, ``[replicas, features]``."""
-        xs = self._check_contexts(contexts)
+        return self._act(f"{type(self).__name__}.act_all", contexts)
+
+    def _act(self, owner: str, contexts: Any) -> list[int]:
+        xs = self._check_contexts(owner, contexts)
         with self._deciding() as decider:
             decider.acted = self.acted
             chosen = decider._choose(xs)
@@ -208,19 +219,18 @@ class Agent(State):
 
     def observe_all(self, contexts: Any, actions: Sequence[int], rewards: Sequence[float] | Tensor) -> None:
         """Learn the reward of each replica."""
-        self._observe(contexts, actions, rewards, None)
+        self._observe(f"{type(self).__name__}.observe_all", contexts, actions, rewards, None)
 
-    def _observe(self, contexts: Any, actions: Any, rewards: Any, features: Any) -> None:
-        xs, owner = self._check_contexts(contexts), type(self).__name__
-        check_list(owner, actions=actions)
-        check_list(owner, rewards=rewards)
+    def _observe(self, owner: str, contexts: Any, actions: Any, rewards: Any, features: Any) -> None:
+        xs = self._check_contexts(owner, contexts)
+        actions, rewards = listed(owner, actions=actions), listed(owner, rewards=rewards)
         if len(actions) != self.replicas or len(rewards) != self.replicas:
             got = Described(f"{len(actions)} actions and {len(rewards)} rewards")
             raise invalid("actions", owner, f"one, with one reward, for each of {self.replicas}", got)
         taken = torch.tensor([checked_action(owner, action, self.actions) for action in actions])
         gains = checked_rewards(owner, rewards, self.replicas)
         self._check_rewards(owner, gains)
-        codes = checked_features(owner, features, taken, self.actions, self._numbers)
+        codes = checked_features(owner, features, taken, self._action_codes)
         self._take_in(self._with_codes(xs, taken, codes), taken, gains)
 
     def _take_in(self, contexts: Tensor, actions: Tensor, rewards: Tensor, which: str | None = None) -> None:
@@ -249,7 +259,8 @@ class Agent(State):
             contexts: ``[B, features]``, the oldest first.
             actions: What was done in each, ``[B]``.
             rewards: What came of it, ``[B]``.
-            features: Those of each request, ``[B, actions, numbers]``, or of each action taken, ``[B, numbers]``.
+            features: Those of each request, ``[B, actions, numbers]``, or of each action taken, ``[B, numbers]``; None
+                for a request that had none.
 
         Examples:
             >>> agent = Uniform(features=2, actions=3)
@@ -260,12 +271,12 @@ class Agent(State):
         owner = self._check_alone("warm_start")
         xs = checked_contexts(owner, contexts, self.features)
         taken = checked_actions(owner, actions, self.actions)
-        gains = checked_rewards(owner, check_list(owner, rewards=rewards), len(rewards))
+        gains = checked_rewards(owner, listed(owner, rewards=rewards), len(rewards))
         if not len(xs) or not len(xs) == len(taken) == len(gains):
             got = Described(f"{len(xs)} contexts, {len(taken)} actions and {len(gains)} rewards")
             raise invalid("contexts", owner, "one for each action and reward, and at least one", got)
         self._check_rewards(owner, gains)
-        codes = checked_features(owner, features, taken, self.actions, self._numbers)
+        codes = checked_features(owner, features, taken, self._action_codes)
         self.settle()
         with self._rounds, self._turns:
             self._learn_many(self._with_codes(xs, taken, codes), taken, gains)
@@ -434,11 +445,10 @@ class Agent(State):
         if not len(xs):
             raise invalid("contexts", owner, "at least one", Described("none"))
         every = torch.arange(self.actions).expand(len(xs), -1) if features is not None else None
-        codes = checked_features(owner, features, every, self.actions, self._numbers)
+        codes = checked_features(owner, features, every, self._action_codes)
         return Requests(xs, checked_masks(owner, masks, len(xs), self.actions, self.retired), codes)
 
-    def _check_contexts(self, contexts: Any) -> Tensor:
-        owner = type(self).__name__
+    def _check_contexts(self, owner: str, contexts: Any) -> Tensor:
         self._check_learner()
         xs = checked_contexts(owner, contexts, self.features)
         if len(xs) != self.replicas:
@@ -446,6 +456,7 @@ class Agent(State):
         return xs
 
 
+@dataclass(eq=False, repr=False)
 class Uniform(Agent):
     """Acts at random and learns nothing."""
 
@@ -463,6 +474,14 @@ class Uniform(Agent):
 
     def _tensors(self) -> dict[str, Tensor]:
         return {}
+
+
+def _described(features: Any, codes: Tensor | None) -> Iterator[tuple[tuple[float, ...], ...] | None]:
+    """What each request said of the actions, as far as it did; for ever None where none did."""
+    if codes is None:
+        return repeat(None)
+    rows = zip(features, codes.tolist(), strict=True)
+    return (None if given is None else tuple(map(tuple, row)) for given, row in rows)
 
 
 def _copy_into(larger: Tensor, own: Tensor, blocks: int) -> None:

@@ -125,6 +125,7 @@ class Decision:
         explored: Whether an action of a higher mean was allowed.
         allowed: Whether each action could be taken: those that the mask forbade, and those retired, could not. Empty
             where it is not known, as of decisions that older versions made.
+        features: The numbers that described each action in the request, ``[actions][numbers]``; None where it had none.
     """
 
     id: str
@@ -135,15 +136,21 @@ class Decision:
     spreads: tuple[float, ...]
     explored: bool
     allowed: tuple[bool, ...] = ()
+    features: tuple[tuple[float, ...], ...] | None = None
 
     @staticmethod
-    def of(explanation: Explanation, share: float, allowed: Sequence[bool]) -> "Decision":
+    def of(
+        explanation: Explanation,
+        share: float,
+        allowed: Sequence[bool],
+        features: tuple[tuple[float, ...], ...] | None,
+    ) -> "Decision":
         """The one at ``share`` of the probabilities, a number in [0, 1)."""
         action = explanation.at(share)
         known = (explanation.probabilities, explanation.means, explanation.spreads)
         # A counter would give an id twice after a restart from an older file.
         explored = explanation.explores(action)
-        return Decision(uuid.uuid4().hex, action, known[0][action], *known, explored, tuple(allowed))
+        return Decision(uuid.uuid4().hex, action, known[0][action], *known, explored, tuple(allowed), features)
 
 
 class Waiting(NamedTuple):

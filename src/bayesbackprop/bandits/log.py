@@ -3,7 +3,9 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from bayesbackprop.bandits.decisions import Decision
 ROUNDING = 1e-4
 
 # How the columns of a CSV file are called: those with several numbers a decision have one column for each.
-_CONTEXT, _PROBABILITY, _ALLOWED = "context_", "probability_", "allowed_"
+_CONTEXT, _PROBABILITY, _ALLOWED, _FEATURE = "context_", "probability_", "allowed_", "feature_"
 
 
 class Log:
@@ -34,6 +36,8 @@ class Log:
         propensities: The probability with which the action was chosen, in (0, 1], ``[n]``; or, better, that of every
             action, ``[n, actions]``, which also says what could not have been chosen.
         masks: Which actions were allowed, booleans ``[n, actions]``; None: all of them.
+        features: Numbers that described each action in the request, ``[n, actions, numbers]``, if requests had any;
+            None in place of a row whose request had none.
 
     Attributes:
         contexts: ``[n, features]``, in single precision, as agents see them.
@@ -42,6 +46,7 @@ class Log:
         propensities: Of the actions that were taken, ``[n]``.
         probabilities: Of every action, ``[n, actions]``, or None where these are not known.
         masks: ``[n, actions]``, or None.
+        features: ``[n, actions, numbers]``, in single precision, with NaN in rows whose request had none; or None.
 
     Examples:
         >>> log = Log([[0.0], [1.0]], actions=[0, 1], rewards=[1.0, 0.0], propensities=[0.5, 0.25])
@@ -49,7 +54,9 @@ class Log:
         (2, [1.0])
     """
 
-    def __init__(self, contexts: Any, actions: Any, rewards: Any, propensities: Any, masks: Any = None) -> None:
+    def __init__(
+        self, contexts: Any, actions: Any, rewards: Any, propensities: Any, masks: Any = None, features: Any = None
+    ) -> None:
         self.contexts = numbers("contexts", "Log", contexts, (None, None)).float()
         n = len(self.contexts)
         if not n or not self.contexts.isfinite().all():
@@ -63,8 +70,16 @@ class Log:
         given = numbers("propensities", "Log", propensities, (n,), (n, None))
         self.probabilities = given if given.dim() == 2 else None
         self.masks = None if masks is None else _booleans(masks, n)
-        for name, rows in (("propensities", self.probabilities), ("masks", self.masks)):
+        self.features = None if features is None else _described(features, n)
+        for name, rows in (
+            ("propensities", self.probabilities),
+            ("masks", self.masks),
+            ("features", self.features),
+        ):
             check_covers(name, "Log", rows, self.actions)
+        if self.features is not None and self.features.shape[1] != self._count:
+            got = Described(f"{self.features.shape[1]}")
+            raise invalid("features", "Log", f"those of {self._count} actions, as there are", got)
         if self.probabilities is not None:
             check_distributions("propensities", "Log", self.probabilities, self.masks)
             given = self.probabilities.gather(1, self.actions[:, None])[:, 0]
@@ -84,8 +99,11 @@ class Log:
         contexts: Any,
         rewards: Mapping[str, float] | Sequence[float],
         masks: Any = None,
+        features: Any = None,
     ) -> "Log":
         """The log of what :meth:`Agent.decide` or :meth:`Agent.decide_many` returned, with what was allowed then.
+
+        Decisions also say by which features of the actions they were made, where their requests had some.
 
         Some may have been made before ``add_arms`` and some after: an action that was not there had the probability 0
         and was not allowed.
@@ -97,6 +115,7 @@ class Log:
                 decisions are left out of the log.
             masks: What was allowed in each, ``[n, actions]``, in place of what the decisions say: for those of older
                 versions, which do not say it.
+            features: Those of each request, ``[n, actions, numbers]``, in place of what the decisions say, likewise.
         """
         for each in check_list("Log.of", decisions=decisions):
             check_type("Log.of", Decision, "a list of decisions, as decide() returns them", decisions=each)
@@ -105,6 +124,7 @@ class Log:
         contexts = numbers("contexts", "Log.of", contexts, (len(decisions), None))
         masks = _allowed(decisions) if masks is None else _booleans(masks, len(decisions))
         kept, most = list(range(len(decisions))), max(len(each.probabilities) for each in decisions)
+        codes = _described(_features_of(decisions, most) if features is None else features, len(decisions))
         if isinstance(rewards, Mapping):
             kept = [row for row in kept if decisions[row].id in rewards]
             rewards = [rewards[decisions[row].id] for row in kept]
@@ -114,6 +134,7 @@ class Log:
             rewards,
             _together([each.probabilities for each in decisions], most)[kept],
             None if masks is None else masks[kept],
+            None if codes is None else codes[kept],
         )
 
     def __len__(self) -> int:
@@ -127,9 +148,11 @@ class Log:
             raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows) from error
         if chosen.dim() != 1:
             raise invalid("rows", "Log", "a slice, or a list of the numbers of rows", rows)
+        if not len(chosen):
+            raise invalid("rows", "Log", f"at least one of the {len(self)} rows", rows)
         given = self.propensities if self.probabilities is None else self.probabilities
-        masks = None if self.masks is None else self.masks[chosen]
-        return Log(self.contexts[chosen], self.actions[chosen], self.rewards[chosen], given[chosen], masks)
+        masks, features = (None if each is None else each[chosen] for each in (self.masks, self.features))
+        return Log(self.contexts[chosen], self.actions[chosen], self.rewards[chosen], given[chosen], masks, features)
 
     def __add__(self, other: "Log") -> "Log":
         """The rows of this log, and then those of another.
@@ -155,7 +178,7 @@ class Log:
             )
             raise invalid("other", "Log.__add__", constraint, Described("one that knows more, or less"))
         given = [log.propensities if log.probabilities is None else log.probabilities for log in logs]
-        masks = None
+        masks = features = None
         if self._count is not None and other._count is not None:
             most = max(self._count, other._count)
             counts = (self._count, other._count)
@@ -165,22 +188,32 @@ class Log:
             ]
             masks = torch.cat([_widened(each, most) for each in allowed])
             given = [each if each.dim() == 1 else _widened(each, most) for each in given]
+            features = _joined(logs, most)
         everything = masks is None or bool(masks.all())
         contexts, actions, rewards = (
             torch.cat([getattr(log, name) for log in logs]) for name in ("contexts", "actions", "rewards")
         )
-        return Log(contexts, actions, rewards, torch.cat(given), None if everything else masks)
+        return Log(contexts, actions, rewards, torch.cat(given), None if everything else masks, features)
 
     @property
     def _count(self) -> int | None:
         """How many actions there were, if the log knows it."""
-        return next((rows.shape[1] for rows in (self.probabilities, self.masks) if rows is not None), None)
+        known = (self.probabilities, self.masks, self.features)
+        return next((rows.shape[1] for rows in known if rows is not None), None)
+
+    @property
+    def requested(self) -> list[Tensor | None] | None:
+        """The features of each request, ``[actions, numbers]``, as agents take them: None where it had none."""
+        if self.features is None:
+            return None
+        return [None if bool(row.isnan().any()) else row for row in self.features]
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the log as a table with a header, atomically.
 
         The columns: ``context_0`` and so on, ``action``, ``reward``, ``propensity`` (or ``probability_0`` and so on),
-        and ``allowed_0`` and so on if there are masks.
+        ``allowed_0`` and so on if there are masks, and ``feature_0_1`` and so on for the second number of the first
+        action, if requests had features: empty in the rows of those that had none.
         """
         place = check_path("Log.write_csv", path=path)
         columns: dict[str, Any] = _columns(_CONTEXT, self.contexts.numpy())  # as text, shortest in single precision
@@ -191,6 +224,9 @@ class Log:
             columns |= {name: each.tolist() for name, each in _columns(_PROBABILITY, self.probabilities).items()}
         if self.masks is not None:
             columns |= {name: each.tolist() for name, each in _columns(_ALLOWED, self.masks.int()).items()}
+        for action, rows in enumerate(() if self.features is None else self.features.numpy().swapaxes(0, 1)):
+            described = _columns(f"{_FEATURE}{action}_", rows)
+            columns |= {name: ["" if np.isnan(each) else each for each in row] for name, row in described.items()}
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(columns)
@@ -203,24 +239,8 @@ class Log:
         place = check_path("Log.read_csv", path=path)
         try:
             with place.open(encoding="utf-8-sig", newline="") as stream:
-                rows = list(csv.reader(stream))
-            names, table = rows[0], [row for row in rows[1:] if row]
-            if any(len(row) != len(names) for row in table):
-                raise ValueError("rows of another length than the header")
-            columns = dict(zip(names, zip(*table, strict=True), strict=False))
-            contexts, probabilities, allowed = (_gather(columns, p) for p in (_CONTEXT, _PROBABILITY, _ALLOWED))
-            if not contexts or not columns.keys() >= {"action", "reward"}:
-                raise ValueError("no columns context_0, action and reward")
-            given = np.array(probabilities or [columns["propensity"]], dtype=float).T
-            masks = np.array(allowed, dtype=int).T
-            return cls(
-                np.array(contexts, dtype=float).T,
-                np.array(columns["action"], dtype=int),
-                np.array(columns["reward"], dtype=float),
-                given if probabilities else given[:, 0],
-                masks if allowed else None,
-            )
-        except (ValueError, KeyError, IndexError, UnicodeError, csv.Error) as error:
+                return cls(**_parsed(csv.reader(stream)))
+        except (ValueError, UnicodeError, csv.Error) as error:
             got = Described(f"{place}: {error}")
             raise invalid("path", "Log.read_csv", "a CSV file with the columns of a log", got) from error
 
@@ -230,6 +250,33 @@ def _allowed(decisions: Sequence[Decision]) -> Tensor | None:
     known = [each.allowed or (True,) * len(each.probabilities) for each in decisions]
     rows = _together(known, max(map(len, known))).bool()
     return None if bool(rows.all()) else rows
+
+
+def _features_of(decisions: Sequence[Decision], actions: int) -> list[Any]:
+    """By which features decisions of so many actions were made, None for those without; 0 where an action was not."""
+    found = []
+    for each in decisions:
+        rows = each.features
+        found.append(rows and [*rows, *[(0.0,) * len(rows[0])] * (actions - len(rows))])
+    return found
+
+
+def _joined(logs: Sequence[Log], actions: int) -> Tensor | None:
+    """The features of several logs for so many actions."""
+    widths = {log.features.shape[2] for log in logs if log.features is not None}
+    if not widths:
+        return None
+    if len(widths) > 1:
+        got = Described(" and ".join(map(str, sorted(widths))))
+        raise invalid("other", "Log.__add__", "a log whose features are as many numbers for each action", got)
+    parts = []
+    for log in logs:
+        if log.features is None:
+            parts.append(torch.full((len(log), actions, *widths), torch.nan))
+        else:
+            padded = F.pad(log.features, (0, 0, 0, actions - log.features.shape[1]))
+            parts.append(padded.where(~log.features[:, :1, :1].isnan(), torch.nan))
+    return torch.cat(parts)
 
 
 def _together(rows: Sequence[Sequence[float]], actions: int) -> Tensor:
@@ -245,10 +292,73 @@ def _columns(start: str, rows: Any) -> dict[str, Any]:
     return {f"{start}{number}": column for number, column in enumerate(rows.T)}
 
 
-def _gather(columns: Mapping[str, Any], start: str) -> list[Any]:
-    """The columns ``start``0, ``start``1 and so on."""
-    count = sum(name.startswith(start) and name.removeprefix(start).isdecimal() for name in columns)
-    return [columns[f"{start}{number}"] for number in range(count)]
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _parsed(reader: Any) -> dict[str, Any]:
+    """The arguments of a log from the lines of a CSV file."""
+    lines = [(reader.line_num, row) for row in reader if row]
+    if not lines:
+        raise ValueError("it is empty")
+    (_, names), *table = lines
+    contexts = _numbered(names, _CONTEXT) or [f"{_CONTEXT}0"]
+    probabilities, allowed, features = _numbered(names, _PROBABILITY), _numbered(names, _ALLOWED), _described_in(names)
+    columns = [*contexts, "action", "reward", *(probabilities or ["propensity"]), *allowed, *chain(*features)]
+    known = set(names)
+    if absent := [name for name in columns if name not in known]:
+        raise ValueError(f"it has no column {absent[0]}")
+    if not table:
+        raise ValueError("it has no row below its header")
+    if uneven := [line for line, row in table if len(row) != len(names)]:
+        raise ValueError(f"line {uneven[0]} has not as many cells as the header")
+
+    def read(*which: str, kind: type = float) -> Any:
+        return np.array([_cells(names, table, name, kind) for name in which]).T
+
+    return {
+        "contexts": read(*contexts),
+        "actions": read("action", kind=int)[:, 0],
+        "rewards": read("reward")[:, 0],
+        "propensities": read(*probabilities) if probabilities else read("propensity")[:, 0],
+        "masks": read(*allowed, kind=int) if allowed else None,
+        "features": np.stack([read(*each) for each in features], 1) if features else None,
+    }
+
+
+def _cells(names: Sequence[str], table: Sequence[tuple[int, Sequence[str]]], name: str, kind: type) -> Any:
+    """The numbers of a column; features of a request that had none are NaN."""
+    place = names.index(name)
+    texts = [row[place].strip() or ("nan" if name.startswith(_FEATURE) else "") for _, row in table]
+    try:
+        return np.array(texts, dtype=kind)
+    except (ValueError, OverflowError):
+        number = next(n for n, text in enumerate(texts) if not _is(kind, text))
+    line = table[number][0]
+    if name == "reward" and not texts[number]:
+        hint = "leave out decisions whose reward is not known, as bbb serve export does without --waiting"
+        raise ValueError(f"line {line} has no reward: {hint}")
+    raise ValueError(f"line {line} has {texts[number]!r:.80} in the column {name}, which is no {kind.__name__}")
+
+
+def _is(kind: type, text: str) -> bool:
+    try:
+        np.array([text], dtype=kind)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _numbered(names: Sequence[str], start: str) -> list[str]:
+    """``start``0, ``start``1 and so on: as many as there are columns of such names."""
+    count = sum(name.startswith(start) and name.removeprefix(start).isdecimal() for name in names)
+    return [f"{start}{number}" for number in range(count)]
+
+
+def _described_in(names: Sequence[str]) -> list[list[str]]:
+    """feature_0_0 and so on, by action: of as many actions and numbers as columns of such names have."""
+    found = [match.groups() for match in map(re.compile(rf"{_FEATURE}(\d+)_(\d+)").fullmatch, names) if match]
+    actions, numbers = (len({each[part] for each in found}) for part in (0, 1))
+    return [[f"{_FEATURE}{action}_{number}" for number in range(numbers)] for action in range(actions)]
 
 
 # --- what users give -------------------------------------------------------------------------------------------------
@@ -259,7 +369,8 @@ def numbers(name: str, owner: str, given: Any, *shapes: tuple[int | None, ...]) 
     text = " or ".join(f"[{', '.join('any' if size is None else str(size) for size in shape)}]" for shape in shapes)
     found = _tensor(given)
     if found is None or found.is_complex() or not any(_fits(found, shape) for shape in shapes):
-        raise invalid(name, owner, f"numbers of shape {text}", given)
+        empty = ", and not empty" if found is not None and not found.numel() else ""
+        raise invalid(name, owner, f"numbers of shape {text}{empty}", given)
     return found.double()
 
 
@@ -277,6 +388,21 @@ def _booleans(given: Any, n: int) -> Tensor:
     if not ((found == 0) | (found == 1)).all():
         raise invalid("masks", "Log", "booleans", given)
     return found.bool()
+
+
+def _described(given: Any, n: int) -> Tensor | None:
+    """Features of actions in each row, ``[n, actions, numbers]``, with NaN in rows without; None if no row has any."""
+    if isinstance(given, list | tuple) and any(each is None for each in given):
+        known = _tensor([each for each in given if each is not None])
+        if len(given) == n and known is not None and not known.numel():
+            return None
+        nothing = np.full(() if known is None else known.shape[1:], np.nan)
+        given = [nothing if each is None else each for each in given]
+    found = numbers("features", "Log", given, (n, None, None)).float()
+    missing = found.isnan().flatten(1).all(1)
+    if not bool(found[~missing].isfinite().all()):
+        raise invalid("features", "Log", "finite in single precision, or None for a whole row", Described("others"))
+    return None if bool(missing.all()) else found
 
 
 def _tensor(given: Any) -> Tensor | None:

@@ -265,8 +265,10 @@ class NeuralAgent(Agent):
     def _check_rewards(self, owner: str, rewards: Tensor) -> None:
         """Refuse, before anything has changed, rewards that the likelihood does not have."""
         constraint, units = _REWARDS.get(type(self.likelihood)), rewards / (self.scale or 1.0)
-        if constraint is not None and not bool(((units >= 0) & (units <= constraint.most) & (units % 1 == 0)).all()):
-            raise invalid("reward", owner, f"{constraint.text}, by its likelihood", rewards.tolist())
+        if constraint is not None:
+            possible = (units >= 0) & (units <= constraint.most) & (units % 1 == 0)
+            if not bool(possible.all()):
+                raise invalid("reward", owner, f"{constraint.text}, by its likelihood", rewards[~possible][0].item())
         if self._finds_scale and self.observed >= _SETTLED:
             usual, largest = float(self._found_scale.max()), float(rewards.abs().max())
             if largest > _WILD * usual:
@@ -338,8 +340,8 @@ class NeuralAgent(Agent):
         return outputs.reshape(self.actions, self.replicas, -1)[..., 0].t()
 
     @property
-    def _numbers(self) -> int | None:
-        return None if self.action_features is None else self._codes.shape[1]
+    def _action_codes(self) -> Tensor | None:
+        return None if self.action_features is None else self._codes
 
     def _make_twin(self) -> Self:
         twin = type(self)(**{**self._arguments(), "memory": 1})

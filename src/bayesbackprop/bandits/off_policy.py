@@ -100,8 +100,9 @@ def evaluate(
 
     Args:
         policy: Its probabilities in each row, ``[n, actions]``, or the actions that it takes, ints ``[n]``; a function
-            of the contexts (and of the masks, if the log has any) that returns one of these; or an agent, as it is now.
-            None for the policy that took the decisions in the log.
+            of the contexts (and of the masks, if the log has any; and of the features of the actions, if it has those:
+            then the masks may be None) that returns one of these; or an agent, as it is now, which is asked with the
+            masks and, if it takes them, the features. None for the policy that took the decisions in the log.
         log: Rows on which the policy has not been learnt.
         estimator: ``"ips"``, ``"snips"`` or ``"dr"``.
         model: Of rewards, for ``"dr"``: a function of contexts, actions and rewards that learns from them, and returns
@@ -221,9 +222,13 @@ def _probabilities(name: str, owner: str, policy: Any, log: Log) -> Tensor:
     """What a policy would do in each row, ``[n, actions]``."""
     given = policy
     if isinstance(policy, Agent):
-        given = [each.probabilities for each in policy.explain_many(log.contexts, log.masks)]
+        features = None if policy._numbers is None else log.requested
+        given = [each.probabilities for each in policy.explain_many(log.contexts, log.masks, features)]
     elif callable(policy):
-        given = policy(log.contexts) if log.masks is None else policy(log.contexts, log.masks)
+        asked: list[Any] = [log.contexts, log.masks, log.features]
+        while asked[-1] is None:
+            asked.pop()
+        given = policy(*asked)
     n = len(log)
     found = numbers(name, owner, given, (n, None), (n,))
     if found.dim() == 1:

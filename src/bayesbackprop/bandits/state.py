@@ -120,9 +120,14 @@ class State(ABC):
         """All that changes, by name: the agent's own tensors, not copies."""
 
     @property
-    def _numbers(self) -> int | None:
-        """How many numbers describe an action in a request; None if none do."""
+    def _action_codes(self) -> Tensor | None:
+        """The numbers that describe each action unless a request has others, ``[actions, numbers]``; None: none do."""
         return None
+
+    @property
+    def _numbers(self) -> int | None:
+        """How many numbers describe an action; None if none do."""
+        return None if self._action_codes is None else self._action_codes.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
         """All that changes, by name, to be written: copies, as of a moment between two rounds of learning."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Open to everyone: they say nothing about the bandit.
-_OPEN = ("/", "/health", "/docs", "/docs/oauth2-redirect", "/openapi.json")
+_OPEN = ("/", "/health", "/docs", "/openapi.json")
 # What a token for reading opens.
 _READING = ("/state", "/metrics")
 
@@ -31,6 +32,11 @@ class RefusedError(HTTPException):
 def digest(token: str) -> str:
     """What is kept of a token: from it nobody can tell the token."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def malformed(error: ValueError, agent: object, path: str) -> RefusedError:
+    """The refusal of what an agent refused, which names the path that the client asked and not the agent's method."""
+    return RefusedError(422, "malformed", re.sub(rf"\b{type(agent).__name__}\.\w+", path, str(error), count=1))
 
 
 def answer(status: int, error: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -103,7 +109,7 @@ def say_errors_as_json(app: FastAPI) -> None:
     """Every error of ``app`` becomes ``{"error": name, "message": sentence}``."""
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         return answer(422, "malformed", "; ".join(_sentence(each) for each in error.errors()[:3]))
 
     @app.exception_handler(HTTPException)
@@ -114,5 +120,7 @@ def say_errors_as_json(app: FastAPI) -> None:
 
 
 def _sentence(error: dict[str, Any]) -> str:
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
     place = ".".join(str(part) for part in error["loc"] if part != "body")
     return f"{place or 'the body'}: {error['msg']}"

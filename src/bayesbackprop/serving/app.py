@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import logging
 import multiprocessing
 import os
 import signal
@@ -21,7 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from bayesbackprop._errors import Described, invalid
 from bayesbackprop._version import __version__
 from bayesbackprop.bandits import Agent
-from bayesbackprop.serving.access import Guard, RefusedError, answer, say_errors_as_json
+from bayesbackprop.serving import reference
+from bayesbackprop.serving.access import Guard, RefusedError, answer, malformed, say_errors_as_json
 from bayesbackprop.serving.arms import LastArmError, NoSuchArmError
 from bayesbackprop.serving.learning import Learner
 from bayesbackprop.serving.log import Conflict, Entry, Log
@@ -44,6 +46,8 @@ from bayesbackprop.serving.requests import (
 from bayesbackprop.serving.settings import Limits, Settings
 from bayesbackprop.serving.state import state_of
 from bayesbackprop.serving.writing import Writer, unwritable
+
+_say = logging.getLogger("bayesbackprop.serving")
 
 _ABOUT = """A contextual bandit: ask `/decide` what to do in a context, and tell `/reward` what came of it, whenever it
 is known. Both are answered when they are in the durable log. An answer other than 2xx changed nothing, except that
@@ -98,8 +102,7 @@ class Service:
             copy.deepcopy(self.agent).add_arms(wanted.count, wanted.features)  # so that the learner can do it
             change, repeated = self.log.add_arms(wanted.count, wanted.features, wanted.request)
         except ValueError as error:
-            owner = f"{type(self.agent).__name__}.add_arms"
-            raise RefusedError(422, "malformed", str(error).replace(owner, "/arms")) from None
+            raise malformed(error, self.agent, "/arms") from None
         except SQLAlchemyError as error:
             raise unwritable(error) from None
         if isinstance(change, Conflict):
@@ -143,6 +146,13 @@ def open_log(log: Log, settings: Settings) -> Agent:
         made = settings.make_agent()
         settings.check_agent(made)
         log.create(made)
+        if made.waiting:  # a log says with which probability a decision was made, and an agent has forgotten that
+            _say.warning(
+                "%d decisions wait for a reward in the agent %s. They are not in the log, and /reward does not know "
+                "them. Give their rewards by agent.reward, save the agent, and begin a new log with it.",
+                made.waiting,
+                settings.agent,
+            )
     agent = log.open()
     settings.check_agent(agent)
     return agent
@@ -167,6 +177,7 @@ def make_app(settings: Settings) -> FastAPI:
         version=__version__,
         description=_ABOUT,
         lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
     )
     limits = settings.limits
@@ -194,7 +205,7 @@ def make_app(settings: Settings) -> FastAPI:
     @app.post("/reward", responses={**_PROBLEMS, **{status: {"model": Problem} for status in (404, 409, 410)}})
     async def reward(body: RewardRequest, service: _Here) -> RewardAnswer:
         """What came of a decision: once, in any order. It is in the log when this is answered, and learnt soon."""
-        _check_rewards([body], service.agent)
+        _check_rewards([body], service.agent, "/reward")
         (status,) = await service.writer.reward([body])
         if status in _REFUSED:
             code, message = _REFUSED[status]
@@ -205,7 +216,7 @@ def make_app(settings: Settings) -> FastAPI:
     async def reward_many(body: RewardRequests, service: _Here, response: Response) -> RewardAnswers:
         """Several at once; each has an answer of its own, and the status is 207 if one of them was refused."""
         _check_batch(len(body.rewards), limits)
-        _check_rewards(body.rewards, service.agent)
+        _check_rewards(body.rewards, service.agent, "/reward/batch")
         statuses = await service.writer.reward(body.rewards)
         if not _REFUSED.keys().isdisjoint(statuses):
             response.status_code = 207
@@ -243,6 +254,10 @@ def make_app(settings: Settings) -> FastAPI:
     def live_page() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"})
 
+    @app.get("/docs", include_in_schema=False)
+    def reference_page() -> HTMLResponse:
+        return HTMLResponse(reference.page(app.openapi()), headers={"Content-Security-Policy": _POLICY})
+
     return app
 
 
@@ -276,22 +291,19 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-def _check(request: DecisionRequest, agent: Agent, owner: str) -> None:
+def _check(request: DecisionRequest, agent: Agent, path: str) -> None:
     """Refuse a request that does not fit the agent."""
-    try:
-        if len(request.context) != agent.features:
-            got = Described(f"{len(request.context)}")
-            raise invalid("context", owner, f"a list of {agent.features} numbers", got)
-    except ValueError as error:
-        raise RefusedError(422, "malformed", str(error)) from None
+    if len(request.context) != agent.features:
+        got = Described(f"{len(request.context)}")
+        raise malformed(invalid("context", path, f"a list of {agent.features} numbers", got), agent, path)
 
 
-def _check_rewards(rewards: Sequence[RewardRequest], agent: Agent) -> None:
+def _check_rewards(rewards: Sequence[RewardRequest], agent: Agent, path: str) -> None:
     """Refuse rewards that the agent could not learn."""
     try:
         agent.check_rewards([each.reward for each in rewards])
     except ValueError as error:
-        raise RefusedError(422, "malformed", str(error)) from None
+        raise malformed(error, agent, path) from None
 
 
 def _check_batch(size: int, limits: Limits) -> None:

@@ -13,6 +13,7 @@ from bayesbackprop.serving.app import make_app, open_log, prepare_process
 from bayesbackprop.serving.log import Log
 from bayesbackprop.serving.monitoring import FOLDER
 from bayesbackprop.serving.settings import READ_TOKEN, TOKEN, Settings
+from bayesbackprop.serving.workers import Server, run_workers
 
 # Addresses that only this machine can reach.
 LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -37,7 +38,7 @@ def serve(
         port: The port to listen on.
         workers: How many processes answer.
         level: From which on uvicorn says what happens.
-        announce: Called when nothing is wrong with the settings and the log.
+        announce: Called when it answers.
     """
     if host not in LOCAL and not settings.tokens and not settings.anyone:
         constraint = f"an address of this machine alone ({', '.join(LOCAL)}), unless there is a token (set {TOKEN} or "
@@ -51,15 +52,13 @@ def serve(
     log = Log(settings.url)
     open_log(log, settings)  # whatever is wrong with it is said here, once
     log.close()
-    announce()
     options = {"host": host, "port": port, "log_level": level, "access_log": False, "timeout_graceful_shutdown": _LEAVE}
     with suppress(KeyboardInterrupt, TerminatedError):  # by then all is done
         if workers == 1:
             prepare_process()
-            uvicorn.run(make_app(settings), **options)  # type: ignore[arg-type]
+            Server(uvicorn.Config(make_app(settings), **options), announce).run()  # type: ignore[arg-type]
             return
         settings.to_environment()
         with tempfile.TemporaryDirectory() as folder:
             os.environ[FOLDER] = folder
-            where = "bayesbackprop.serving.app:from_environment"
-            uvicorn.run(where, factory=True, workers=workers, **options)  # type: ignore[arg-type]
+            run_workers(workers, options, announce)

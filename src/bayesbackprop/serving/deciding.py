@@ -2,13 +2,14 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, invalid
-from bayesbackprop.bandits import Agent, Explanation
+from bayesbackprop.bandits import Agent
 from bayesbackprop.serving.access import RefusedError
 from bayesbackprop.serving.arms import Arms
 from bayesbackprop.serving.log import Entry
@@ -20,8 +21,11 @@ _POINTS, _REACH = 200, 6.0
 
 def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.Generator, arms: Arms) -> list[Entry]:
     """A decision for each request, with no action that is retired by ``arms``; the agent stays as it is."""
+    if not requests:
+        return []
     masks = [_mask(agent, each, arms) for each in requests]
-    explanations = _explain(agent, requests, masks, random)
+    features = [_features(agent, each, arms) for each in requests]
+    explanations = agent.explain_many([each.context for each in requests], masks, features, random=random)
     means = torch.tensor([each.means for each in explanations], dtype=torch.float64)
     spreads = torch.tensor([each.spreads for each in explanations], dtype=torch.float64)
     best = expected_best(means, spreads, torch.tensor(masks)).tolist()
@@ -47,6 +51,11 @@ def decide(agent: Agent, requests: Sequence[DecisionRequest], random: np.random.
     return entries
 
 
+def asked_again(before: Entry, request: DecisionRequest) -> Entry:
+    """The decision of a request of the same name, with what is asked now: the log compares both."""
+    return replace(before, context=request.context, mask=request.mask, features=request.features)
+
+
 def _mask(agent: Agent, request: DecisionRequest, arms: Arms) -> list[bool]:
     """Which actions of the agent may be taken: it may lack some of the log, and a client may not know of all."""
     given = request.mask
@@ -63,20 +72,10 @@ def _mask(agent: Agent, request: DecisionRequest, arms: Arms) -> list[bool]:
     return left[: agent.actions]
 
 
-def _explain(
-    agent: Agent, requests: Sequence[DecisionRequest], masks: Sequence[list[bool]], random: np.random.Generator
-) -> list[Explanation]:
-    """How the agent would choose; requests with features of the actions and without are two batches."""
-    found: dict[int, Explanation] = {}
-    for described in (False, True):
-        some = [n for n, each in enumerate(requests) if (each.features is not None) is described]
-        if some:
-            batch = [requests[n] for n in some]
-            features = [(each.features or [])[: agent.actions] for each in batch] if described else None
-            contexts = [each.context for each in batch]
-            explained = agent.explain_many(contexts, [masks[n] for n in some], features, random=random)
-            found |= dict(zip(some, explained, strict=True))
-    return [found[n] for n in range(len(requests))]
+def _features(agent: Agent, request: DecisionRequest, arms: Arms) -> list[list[float]] | None:
+    """Those of the actions of the agent, which may lack the newest of the log."""
+    given = request.features
+    return given if given is None or len(given) > arms.actions else given[: agent.actions]
 
 
 def expected_best(means: Tensor, spreads: Tensor, allowed: Tensor) -> Tensor:

@@ -17,19 +17,23 @@ def export(log: Log, path: Path, *, waiting: bool = False) -> int:
 
     The columns: ``id``, ``time`` in seconds since 1970, ``context_0`` and so on, ``action``, ``reward``,
     ``propensity``, and of every action ``probability_0`` and so on, and ``allowed_0`` and so on: 0 for those that the
-    mask forbade, that were retired or not there yet.
+    mask forbade, that were retired or not there yet. If requests had features of the actions, ``feature_0_1`` and so on
+    for the second number of the first action: empty for requests without, and 0 for actions that were not there yet.
     """
     agent, count = log.open(), 0
     first, changes = Arms.of(agent), log.changes()
     actions = first.after(changes).actions
     contexts = [f"context_{number}" for number in range(agent.features)]
     arms = [[f"{name}_{action}" for action in range(actions)] for name in ("probability", "allowed")]
-    header = ["id", "time", *contexts, "action", "reward", "propensity", *arms[0], *arms[1]]
+    numbers = log.described()
+    features = [f"feature_{action}_{number}" for action in range(actions) for number in range(numbers)]
+    header = ["id", "time", *contexts, "action", "reward", "propensity", *arms[0], *arms[1], *features]
     with written_atomically(path) as stream:
         stream.write(_line(header))
         for row in log.rows(waiting=waiting):
             before = [change for change in changes if change.decided < row["number"]]
-            stream.write(_line(_cells(row, actions, first.after(before).retired)))
+            cells = _cells(row, actions, first.after(before).retired)
+            stream.write(_line([*cells, *_features(row["features"], actions, numbers)]))
             count += 1
     return count
 
@@ -45,6 +49,13 @@ def _cells(row: RowMapping, actions: int, retired: Container[int]) -> list[Any]:
     reward = "" if row["reward"] is None else row["reward"]
     known = [row["action"], reward, row["propensity"], *probabilities]
     return [row["id"], row["time"], *row["context"], *known, *allowed]
+
+
+def _features(given: list[list[float]] | None, actions: int, numbers: int) -> list[Any]:
+    """Those of a request, for all actions."""
+    if given is None:
+        return [""] * (actions * numbers)
+    return [each for row in given[:actions] for each in row] + [0.0] * (actions - len(given)) * numbers
 
 
 class _Text:

@@ -10,6 +10,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,9 +38,17 @@ class Full(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Why decisions were not written: the name of a request was used before, for another one."""
+    """Why nothing was written: a request of this name asked for something else.
+
+    Attributes:
+        request: The name.
+        differs: What is not the same.
+        is_in_batch: Whether both are of one batch, and neither had been decided.
+    """
 
     request: str
+    differs: tuple[str, ...]
+    is_in_batch: bool = False
 
 
 class ArmsChangedError(Exception):
@@ -119,11 +128,18 @@ class Log:
         path = self.engine.url.database
         if self._is_sqlite and path and not Path(path).exists():
             return False
-        try:
+        with self._readable():
             return sql.inspect(self.engine).has_table(tables.service.name)
-        except sql.exc.DBAPIError as error:
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Within it, whatever is wrong with the database or was damaged in it is one error, which names the log."""
+        try:
+            yield
+        except (sql.exc.SQLAlchemyError, zlib.error, ValueError, TypeError) as error:
             where = self.engine.url.render_as_string(hide_password=True)
-            raise OSError(f"The log {where} cannot be opened: {str(error.orig).strip()}") from error
+            said = f"{getattr(error, 'orig', None) or error}".strip()
+            raise OSError(f"The log {where} cannot be opened: {said}") from error
 
     def create(self, agent: Agent) -> None:
         """Make the tables for this agent; if another process does it at the same time, one of them wins."""
@@ -149,9 +165,12 @@ class Log:
 
     def open(self) -> Agent:
         """The agent before the first reward and the first change."""
-        with self._reading() as connection:
+        with self._readable(), self._reading() as connection:
             about = connection.execute(sql.select(tables.service)).mappings().one()
             complete = sql.inspect(connection).has_table(tables.changes.name)
+            self._locked(connection, lock=False)
+            if complete:
+                arms.changes_after(connection, 0)
         if about["format"] > tables.FORMAT:
             constraint = f"of format {tables.FORMAT} at most, which this version of the library knows"
             raise invalid("log", "Log", constraint, Described(f"{about['format']}"))
@@ -159,7 +178,8 @@ class Log:
             with self._writing() as connection:
                 self._make_alone(connection)
                 tables.changes.create(connection, checkfirst=True)
-        self.name, agent = about["name"], _agent_of(zlib.decompress(about["agent"]))
+        with self._readable():
+            self.name, agent = about["name"], _agent_of(zlib.decompress(about["agent"]))
         self._first = Arms.of(agent)
         return agent
 
@@ -218,11 +238,7 @@ class Log:
         self, connection: Connection, groups: Sequence[Sequence[Entry]], counts: Counts, most: int
     ) -> tuple[list[list[Entry] | Full | Conflict], list[Entry], Counts]:
         """Which groups are written: the answer of each, the decisions that are new, and the counts after them."""
-        named = {entry.request for group in groups for entry in group if entry.request is not None}
-        known = {
-            row["request"]: _entry(row)
-            for row in self._find(connection, tables.decisions, tables.decisions.c.request, named)
-        }
+        known = self._named(connection, {e.request for group in groups for e in group if e.request is not None})
         answers: list[list[Entry] | Full | Conflict] = []
         new: list[Entry] = []
         for group in groups:
@@ -238,6 +254,17 @@ class Log:
                 regret=counts.regret + sum(entry.loss for entry in fresh),
             )
         return answers, new, counts
+
+    def decided(self, requests: set[str]) -> dict[str | None, Entry]:
+        """The decisions that were made before by requests of these names, by name."""
+        if not requests:
+            return {}
+        with self._reading() as connection:
+            return self._named(connection, requests)
+
+    def _named(self, connection: Connection, requests: set[str]) -> dict[str | None, Entry]:
+        rows = self._find(connection, tables.decisions, tables.decisions.c.request, requests)
+        return {row["request"]: _entry(row) for row in rows}
 
     def _insert(self, connection: Connection, new: Sequence[Entry], counts: Counts, now: float) -> None:
         first, regret = counts.decided - len(new) + 1, counts.regret - sum(entry.loss for entry in new)
@@ -302,7 +329,7 @@ class Log:
         with self._writing() as connection:
             change, repeated = arms.add(connection, self._place(connection), self._first, count, features, request)
         if repeated and (change.added, change.features) != (count, features):
-            return Conflict(request or ""), True
+            return Conflict(request or "", ("count", "features")), True
         return change, repeated
 
     def retire(self, action: int) -> None:
@@ -424,6 +451,15 @@ class Log:
         history = sorted((row["number"], row["time"], row["regret"]) for row in found)
         return Watched(now, counts, arms, rows, history, rates[0], rates[1])
 
+    def described(self) -> int:
+        """How many numbers describe an action in the requests of the log that have features; 0 where none has."""
+        features = tables.decisions.c.features
+        with self._readable(), self._reading() as connection:
+            found = connection.execute(
+                sql.select(features).where(features.is_not(sql.null())).limit(1)
+            ).scalar_one_or_none()
+        return len(found[0]) if found else 0
+
     def rows(self, *, waiting: bool) -> Iterator[RowMapping]:
         """All decisions with their rewards, in the order of the decisions; with those that have none if ``waiting``."""
         d = tables.decisions.c
@@ -432,7 +468,7 @@ class Log:
             .join_from(tables.decisions, tables.rewards, tables.rewards.c.decision == d.number, isouter=waiting)
             .order_by(d.number)
         )
-        with self._reading() as connection:
+        with self._readable(), self._reading() as connection:
             yield from connection.execution_options(yield_per=1000).execute(query).mappings()
 
     # --- what they share ---------------------------------------------------------------------------------------------
@@ -487,7 +523,8 @@ _ADD_UP = (
     .values({column: column + sql.bindparam(f"more_{column.name}") for column in _SUMS})
 )
 
-# What of an entry has a column of its name.
+# What of an entry a client asks, and what has a column of its name.
+_ASKED = ("context", "mask", "features")
 _WRITTEN = tuple(name for name in Entry.__slots__ if name not in ("loss", "repeated"))
 
 
@@ -502,10 +539,10 @@ def _match(
         if before is None:
             fresh[entry.request or entry.id] = entry
             answer.append(entry)
-        elif (before.context, before.mask, before.features) == (entry.context, entry.mask, entry.features):
-            answer.append(_repeated(before))
+        elif differs := tuple(name for name in _ASKED if getattr(before, name) != getattr(entry, name)):
+            return Conflict(entry.request or "", differs, entry.request not in known), []
         else:
-            return Conflict(entry.request or ""), []
+            answer.append(_repeated(before))
     return answer, [*fresh.values()]
 
 

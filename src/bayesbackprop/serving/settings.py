@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bayesbackprop._errors import check_choice, check_count, check_positive, invalid
+from bayesbackprop._errors import Described, check_choice, check_count, check_positive, invalid
 from bayesbackprop.bandits import Agent, EpsilonGreedy, LinearThompson, ThompsonSampling, Uniform, load
 from bayesbackprop.serving.access import digest
 
@@ -144,10 +144,20 @@ class Settings:
         return cls(**{**values, **tokens, "limits": Limits(**values["limits"])})
 
 
-def read_tokens(variable: str, files: Iterable[Path]) -> tuple[str, ...]:
-    """The hashes of the tokens in an environment variable and in files, one a line."""
-    lines = [line.strip() for file in files for line in file.read_text().splitlines()]
-    found = [token for token in (os.environ.get(variable, "").strip(), *lines) if token and not token.startswith("#")]
+def read_tokens(variable: str, option: str, files: Iterable[Path]) -> tuple[str, ...]:
+    """The hashes of the tokens in an environment variable and in the files of an option, one a line.
+
+    A place that was named and holds no token is refused: whoever names one wants the service guarded.
+    """
+    places = [(variable, "nothing", os.environ[variable])] if variable in os.environ else []
+    places += [(option, f"{file} with none", file.read_text()) for file in files]
+    found: list[str] = []
+    for name, empty, text in places:
+        lines = [line.strip() for line in text.splitlines()]
+        tokens = [line for line in lines if line and not line.startswith("#")]
+        if not tokens:
+            raise invalid(name, "bbb serve", "left out, or hold at least one token", Described(empty))
+        found += tokens
     for token in found:
         if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
             constraint = f"at least {_SHORTEST} printable ASCII characters without spaces"

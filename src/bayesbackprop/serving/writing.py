@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from sqlalchemy.exc import SQLAlchemyError
 
-from bayesbackprop.serving.access import RefusedError
-from bayesbackprop.serving.deciding import decide
+from bayesbackprop.serving.access import RefusedError, malformed
+from bayesbackprop.serving.deciding import asked_again, decide
 from bayesbackprop.serving.learning import Learner
 from bayesbackprop.serving.log import ArmsChangedError, Conflict, Entry, Full, Log
 from bayesbackprop.serving.requests import DecisionRequest, RewardRequest, RewardStatus
@@ -155,9 +155,14 @@ class Writer(threading.Thread):
             job.entries, job.result = (), None
         try:
             requests = [each for job in deciding for each in job.requests]
-            entries = iter(decide(agent, requests, self._random, self.arms))
+            # What was decided before is not judged again: there may be other actions now.
+            known = self._log.decided({each.request for each in requests if each.request is not None})
+            new = iter(decide(agent, [each for each in requests if each.request not in known], self._random, self.arms))
             for job in deciding:
-                job.entries = [next(entries) for _ in job.requests]
+                job.entries = [
+                    asked_again(known[each.request], each) if each.request in known else next(new)
+                    for each in job.requests
+                ]
         except (ValueError, RefusedError) as error:
             if len(deciding) > 1:
                 for job in deciding:
@@ -167,7 +172,7 @@ class Writer(threading.Thread):
             elif isinstance(error, RefusedError):
                 deciding[0].result = error
             else:
-                deciding[0].result = RefusedError(422, "refused", str(error))
+                deciding[0].result = malformed(error, agent, "/decide")
 
 
 def unwritable(error: Exception) -> RefusedError:
@@ -190,4 +195,9 @@ def _refusal(why: Full | Conflict) -> RefusedError:
     if isinstance(why, Full):
         message = f"{why.waiting:,} decisions wait for their reward, as many as may. Send rewards, or let them expire."
         return RefusedError(429, "too_many_waiting", message)
-    return RefusedError(409, "conflict", f"The request {why.request!r} was decided before, with another context.")
+    differs = " and ".join(why.differs)
+    if why.is_in_batch:
+        message = f"Two entries of the batch are called {why.request!r}, and differ in their {differs}."
+    else:
+        message = f"The request {why.request!r} was decided before, with another {differs}."
+    return RefusedError(409, "conflict", message)

@@ -54,12 +54,12 @@ def test_a_large_seed_is_a_seed_with_all_its_bits(seed: int, low_bits: int) -> N
 def test_what_cannot_be_learnt_from_is_refused_and_changes_nothing(kind: str) -> None:
     agent = KINDS[kind](seed=2)
     live(agent, range(3))
-    before = snapshot(agent)
+    before, name = snapshot(agent), type(agent).__name__
     contexts: list[Any] = [GOOD[:2], [*GOOD, 0.4], [GOOD], 0.1, None, "abc", ["a", "b", "c"], [0.1, None, 0.3]]
     contexts += [[0.1, NAN, 0.2], [float("inf"), 0, 0], [1e300, 0, 0]]
     rewards: list[Any] = [NAN, float("inf"), -float("inf"), 1e16, -1e300, None, "1", [1.0], torch.ones(2)]
     for context in contexts:
-        with pytest.raises(ValueError, match=rf"'context' parameter of {type(agent).__name__} must be .*\. Got .*\.$"):
+        with pytest.raises(ValueError, match=rf"'context' parameter of {name}\.act must be .*\. Got .*\.$"):
             agent.act(context)
         with pytest.raises(ValueError, match="'context' parameter of"):
             agent.observe(context, 0, 1.0)
@@ -442,6 +442,35 @@ def test_the_linear_posterior_is_ridge_regression() -> None:
         assert tensors["count"][place] == len(pairs) > 5
 
 
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_name_the_class_and_the_method_that_was_called(kind: str) -> None:
+    agent, short = KINDS[kind](), [0.0]
+    calls: dict[str, Callable[[], Any]] = {
+        "act": lambda: agent.act(short),
+        "act_all": lambda: agent.act_all([short]),
+        "observe": lambda: agent.observe(short, 0, 1.0),
+        "observe_all": lambda: agent.observe_all([short], [0], [1.0]),
+        "decide": lambda: agent.decide(short),
+        "decide_many": lambda: agent.decide_many([short]),
+        "explain": lambda: agent.explain(short),
+        "explain_many": lambda: agent.explain_many([short]),
+        "warm_start": lambda: agent.warm_start([short], [0], [1.0]),
+    }
+    for method, call in calls.items():
+        with pytest.raises(ValueError, match=rf"'context' parameter of {type(agent).__name__}\.{method} must"):
+            call()
+    with pytest.raises(TypeError, match=rf"{type(agent).__name__}\.__init__\(\) missing .* 'actions'"):
+        type(agent)(features=3)  # type: ignore[call-arg]
+
+
+def test_features_that_an_agent_does_not_take_are_shown_as_they_were_given() -> None:
+    with pytest.raises(ValueError, match=r"unless the agent has action_features\. Got \[\[1\.0\], \[2\.0\]\] instead"):
+        Uniform(FEATURES, 2).decide(GOOD, features=[[1.0], [2.0]])
+
+
 # --- features that are too large -------------------------------------------------------------------------------------
 
 
@@ -451,7 +480,7 @@ def test_features_that_no_network_can_square_are_refused_and_change_nothing(kind
     context = [0.1] * agent.features
     agent.observe(context, 0, 1.0)
     before = agent.tensors()
-    for large in (1e8, 1e30, -1e7):
+    for large in (1e8, 1e30, -1e7, 1e300):
         for call in (
             lambda large=large: agent.act([large] * agent.features),
             lambda large=large: agent.observe([large] * agent.features, 0, 1.0),

@@ -145,8 +145,10 @@ def test_a_reward_is_taken_once_and_only_for_a_decision_that_waits() -> None:
 def test_a_reward_that_cannot_be_learnt_leaves_the_decision_waiting() -> None:
     agent = ThompsonSampling(FEATURES, 2, hidden=(4,), memory=8, likelihood=Bernoulli())
     decision = agent.decide(GOOD)
-    with pytest.raises(ValueError, match=r"'reward' parameter of ThompsonSampling\.reward must be 0 or 1"):
+    with pytest.raises(ValueError, match=r"'reward' parameter of ThompsonSampling\.reward must be 0 or 1.* Got 0\.5"):
         agent.reward(decision.id, 0.5)
+    with pytest.raises(ValueError, match=r"'reward' parameter of ThompsonSampling\.check_rewards .* Got 3\.0 instead"):
+        agent.check_rewards([1.0, 3.0])
     linear = LinearThompson(2, 2, precision=1e-30)
     large = linear.decide([1e6, 1e6])
     with pytest.raises(ValueError, match="'context' parameter of LinearThompson"):
@@ -337,7 +339,7 @@ def test_features_of_another_width_are_refused() -> None:
     for features in bad:
         with pytest.raises(ValueError, match=r"'features' parameter of ThompsonSampling\.decide must be"):
             agent.decide(GOOD, features=features)
-        with pytest.raises(ValueError, match=r"'features' parameter of ThompsonSampling must be"):
+        with pytest.raises(ValueError, match=r"'features' parameter of ThompsonSampling\.observe must be"):
             agent.observe(GOOD, 1, 1.0, features=features)
     assert (agent.acted, agent.observed) == (0, 0)
 

@@ -92,7 +92,9 @@ def test_a_reward_that_the_likelihood_does_not_have_is_refused_and_changes_nothi
     agent = ThompsonSampling(FEATURES, 2, likelihood=likelihood, **SMALL)
     observe_all(agent, [1.0, 0.0])
     before = snapshot(agent)
-    with pytest.raises(ValueError, match=r"The 'reward' parameter of ThompsonSampling must be .*, by its likelihood"):
+    with pytest.raises(
+        ValueError, match=r"'reward' parameter of ThompsonSampling\.observe must be .*, by its likelihood"
+    ):
         agent.observe(GOOD, 0, bad)
     assert_same(snapshot(agent), before)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -105,6 +106,42 @@ def test_features_of_the_requests_are_remembered() -> None:
     agents[2].warm_start(contexts, actions, rewards, features=codes[actions])
     for each in agents[1:]:
         assert_same(snapshot(each), snapshot(agents[0]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_pandas_are_taken_as_the_numbers_they_hold(kind: str) -> None:
+    """Also rows that were picked from a larger table, and so are not numbered from 0 on."""
+    contexts, actions, rewards = log(12)
+    numbers = {"action": actions.numpy(), "reward": rewards.numpy()}
+    table = pd.DataFrame(contexts.numpy(), columns=["a", "b", "c"]).assign(**numbers)[2:]
+    given, mask = table[["a", "b", "c"]], [True, False, True, True]
+
+    def use(agent: Any, xs: Any, taken: Any, gains: Any, row: Any, masks: Any, column: Any) -> Any:
+        agent.warm_start(xs, taken, gains)
+        made = agent.decide_many(xs, masks)
+        agent.reward_many(column([each.id for each in made]), gains)
+        agent.observe(row, 1, 1.0)
+        agent.check_rewards(gains)
+        return agent, agent.explain(row)
+
+    agent, found = use(
+        KINDS[kind](),
+        given,
+        table["action"],
+        table["reward"],
+        given.iloc[0],
+        pd.DataFrame([mask] * 10, index=table.index),
+        lambda ids: pd.Series(ids, index=table.index),
+    )
+    plain, expected = use(KINDS[kind](), contexts[2:], actions[2:], rewards[2:], contexts[2], [mask] * 10, list)
+    assert_same(snapshot(agent), snapshot(plain))
+    assert found == expected
+    words = table.assign(a="x")[["a", "b", "c"]]
+    for bad, named in ((words, "context"), (given[["a"]], "context"), (table["a"], "context")):
+        with pytest.raises(ValueError, match=f"'{named}' parameter of"):
+            agent.decide_many(bad)
+    with pytest.raises(ValueError, match=r"'contexts' parameter of .* must be a list, an array or a tensor"):
+        agent.decide_many(None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -90,16 +90,16 @@ def test_tokens_come_from_the_environment_and_files(tmp_path: Path, monkeypatch:
     file = tmp_path / "tokens"
     file.write_text(f"# of the shop\n{OTHER}\n\n{READS}\n")
     monkeypatch.setenv(TOKEN, FULL)
-    assert read_tokens(TOKEN, [file]) == (digest(FULL), digest(OTHER), digest(READS))
+    assert read_tokens(TOKEN, "--token-file", [file]) == (digest(FULL), digest(OTHER), digest(READS))
     monkeypatch.delenv(TOKEN)
-    assert read_tokens(TOKEN, []) == ()
+    assert read_tokens(TOKEN, "--token-file", []) == ()
 
 
 @pytest.mark.parametrize("token", ["short", "with spaces in it, which is long", "ünïcödé-ünïcödé-ünïcödé"])
 def test_a_bad_token_is_refused(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, token)
     with pytest.raises(ValueError, match="at least 16 printable"):
-        read_tokens(TOKEN, [])
+        read_tokens(TOKEN, "--token-file", [])
 
 
 def test_workers_get_hashes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +108,16 @@ def test_workers_get_hashes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     settings.to_environment()
     assert FULL not in str(os.environ["BBB_SERVE_SETTINGS"])
     assert type(settings).from_environment() == settings
+
+
+@pytest.mark.parametrize("text", ["", "\n  \n", "# to come\n"])
+def test_a_place_of_tokens_without_any_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names one wants access control, and would serve without it."""
+    monkeypatch.setenv(TOKEN, FULL)
+    file = tmp_path / "tokens"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"'--token-file' parameter of bbb serve must .* Got .*tokens with none"):
+        read_tokens(TOKEN, "--token-file", [file])
+    monkeypatch.setenv(TOKEN, text)
+    with pytest.raises(ValueError, match=f"'{TOKEN}' parameter of bbb serve must .* at least one token. Got nothing"):
+        read_tokens(TOKEN, "--token-file", [])

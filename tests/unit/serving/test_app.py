@@ -61,6 +61,16 @@ def test_a_batch_with_a_conflict_writes_nothing(client: Any) -> None:
     assert client.get("/state").json()["decisions"] == 1
 
 
+def test_a_conflict_says_what_differs(client: Any) -> None:
+    decided(client, request="a")
+    masked = {"context": CONTEXT, "mask": [True, True], "request": "a"}
+    said = client.post("/decide", json=masked).json()["message"]
+    assert said == "The request 'a' was decided before, with another mask."
+    batch = [{**masked, "request": "b"}, {"context": [0.0, 0.0, 0.0], "request": "b"}]
+    said = client.post("/decide/batch", json={"requests": batch}).json()["message"]
+    assert said == "Two entries of the batch are called 'b', and differ in their context and mask."
+
+
 def test_a_reward_counts_once(client: Any) -> None:
     id = decided(client)["id"]
     for status in ("accepted", "known", "known"):
@@ -135,6 +145,13 @@ def test_what_is_no_json_is_refused(body: bytes, client: Any) -> None:
     assert answer.json()["error"] == "malformed"
 
 
+def test_a_body_that_is_no_json_is_said_to_be_none(client: Any) -> None:
+    answer = client.post("/decide", content=b"{bad", headers={"Content-Type": "application/json"})
+    said = answer.json()["message"]
+    assert said.startswith("the body is no JSON: Expecting property name")
+    assert said.endswith(", at character 1")
+
+
 def test_one_bad_request_does_not_spoil_others_that_wait_with_it(client: Any) -> None:
     """Features, which this agent does not take, are refused by the agent itself, when all are decided together."""
     import threading
@@ -162,6 +179,21 @@ def test_a_reward_that_the_agent_cannot_learn_is_refused(tmp_path: Path) -> None
         answer = client.post("/reward", json={"id": id, "reward": 0.5})
         assert (answer.status_code, answer.json()["error"]) == (422, "malformed")
         assert client.post("/reward", json={"id": id, "reward": 1}).status_code == 200
+
+
+def test_errors_name_the_path_that_was_asked(tmp_path: Path) -> None:
+    file, described = tmp_path / "described.agent", [[0.0, 1.0], [1.0, 0.0]]
+    bernoulli = ThompsonSampling(
+        3, 2, encoding="input", action_features=described, likelihood=Bernoulli(), hidden=[4], memory=10
+    )
+    bernoulli.save(file)
+    with serving(settings_in(tmp_path, agent=str(file))) as client:
+        asked = client.post("/decide", json={"context": CONTEXT, "features": [[2.0], [1.0]]})
+        assert (asked.status_code, asked.json()["error"]) == (422, "malformed")
+        assert "'features' parameter of /decide must be 2 numbers for each of 2 actions" in asked.json()["message"]
+        told = client.post("/reward", json={"id": decided(client)["id"], "reward": 0.5})
+        assert "'reward' parameter of /reward must be 0 or 1" in told.json()["message"]
+        assert "ThompsonSampling" not in asked.text + told.text
 
 
 def test_features_of_the_actions(tmp_path: Path) -> None:
@@ -266,7 +298,12 @@ def test_health_and_pages(client: Any) -> None:
     page = client.get("/")
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
     assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
-    assert client.get("/docs").status_code == 200
+    described = client.get("/docs")
+    assert described.status_code == 200
+    assert "default-src 'none'" in described.headers["Content-Security-Policy"]
+    assert "//" not in described.text.replace("</", "")  # nothing from elsewhere, where there may be no network
+    for path in ("/decide/batch", "/arms/{action}", "The exact probability", "expired: the decision no longer waits"):
+        assert path in described.text
     paths = client.get("/openapi.json").json()["paths"]
     posted = {"/decide", "/decide/batch", "/reward", "/reward/batch", "/arms", "/arms/{action}"}
     assert set(paths) == {*posted, "/state", "/metrics", "/health"}

@@ -200,6 +200,45 @@ def test_features_of_the_actions(tmp_path: Path) -> None:
         assert_same(client.app.state.service.agent, rebuilt(log_of(settings)))
 
 
+def test_a_request_that_is_repeated_is_the_first_whatever_the_actions_are_now(tmp_path: Path) -> None:
+    file, settings = tmp_path / "described.agent", settings_in(tmp_path, agent=str(tmp_path / "described.agent"))
+    ThompsonSampling(3, 2, encoding="input", action_features=[[0.0, 1.0], [1.0, 0.0]], hidden=[4], memory=10).save(file)
+    with serving(settings) as client:
+        asked = {"features": [[2.0, 1.0], [1.0, 3.0]], "mask": [True, False], "request": "a"}
+        first = decided(client, **asked)
+        client.post("/arms", json={"features": [[1.0, 1.0]]})
+        client.delete("/arms/0")
+        wait_for_changes(client, 2)
+        assert decided(client, **asked) == {**first, "repeated": True}
+        requests = [{"context": CONTEXT}, {"context": CONTEXT, **asked}]
+        _, again = client.post("/decide/batch", json={"requests": requests}).json()["decisions"]
+        assert again == {**first, "repeated": True}
+        other = client.post("/decide", json={"context": CONTEXT, **asked, "mask": [True, True]})
+        assert (other.status_code, other.json()["error"]) == (409, "conflict")
+        new = client.post("/decide", json={"context": CONTEXT, **asked, "request": "b"})
+        assert new.status_code == 422
+        assert client.get("/state").json()["decisions"] == 2
+
+
+def test_the_table_has_the_features_of_requests(tmp_path: Path) -> None:
+    file, settings = tmp_path / "described.agent", settings_in(tmp_path, agent=str(tmp_path / "described.agent"))
+    ThompsonSampling(3, 2, encoding="input", action_features=[[0.0, 1.0], [1.0, 0.0]], hidden=[4], memory=10).save(file)
+    given: list[Any] = [[[2.0, 1.0], [1.0, 3.0]], None, [[2.0, 1.0], [1.0, 3.0], [0.5, 4.0]]]
+    with serving(settings) as client:
+        for features in given:
+            if features is given[2]:
+                client.post("/arms", json={"features": [[1.0, 1.0]]})
+                wait_for_changes(client, 1)
+            id = decided(client, features=features)["id"]
+            assert client.post("/reward", json={"id": id, "reward": 1.0}).status_code == 200
+        many = client.post("/decide", json={"context": CONTEXT, "features": [[1.0, 1.0]] * 4})
+        assert many.status_code == 422
+    export(log_of(settings), tmp_path / "log.csv")
+    found = Decided.read_csv(tmp_path / "log.csv").requested
+    assert found is not None
+    assert [None if each is None else each.tolist() for each in found] == [[*given[0], [0.0, 0.0]], None, given[2]]
+
+
 def test_the_table_says_what_could_be_taken_when(tmp_path: Path) -> None:
     file = tmp_path / "retired.agent"
     agent = Uniform(3, 3)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from commands import bbb
-from services import settings_in
+from services import rewarded, serving, settings_in
 
 from bayesbackprop.bandits import LinearThompson, Uniform  # isort: skip
 from bayesbackprop.serving import Log, Settings, command  # isort: skip
@@ -19,7 +19,15 @@ pytestmark = pytest.mark.identities
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would have been run."""
     calls: list[Any] = []
-    monkeypatch.setattr(command.uvicorn, "run", lambda app, **options: calls.append((app, options)))
+
+    class Recorded:
+        def __init__(self, config: Any, _: Any) -> None:
+            self.config = config
+
+        def run(self) -> None:
+            calls.append((self.config.app, vars(self.config)))
+
+    monkeypatch.setattr(command, "Server", Recorded)
     monkeypatch.setattr(command, "prepare_process", lambda: None)
     monkeypatch.delenv("BBB_SERVE_TOKEN", raising=False)
     monkeypatch.delenv("BBB_SERVE_READ_TOKEN", raising=False)
@@ -113,6 +121,19 @@ def test_the_agent_may_be_a_file(tmp_path: Path) -> None:
     log.close()
 
 
+def test_decisions_that_wait_in_a_file_are_said_to_stay_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    agent, log = LinearThompson(3, 2), tmp_path / "log.sqlite"
+    agent.decide_many([[1.0, 0.0, 0.0]] * 3)
+    agent.save(tmp_path / "waits.agent")
+    settings = settings_in(tmp_path, agent=str(tmp_path / "waits.agent"))
+    for said in (True, False):  # once, when the log is made
+        open_log(Log(settings.url), settings)
+        found = capfd.readouterr().err
+        assert ("3 decisions wait for a reward in the agent" in found) is said
+        assert ("/reward does not know them" in found) is said
+    assert log.exists()
+
+
 def test_replicas_are_refused(tmp_path: Path) -> None:
     LinearThompson(3, 2, replicas=2).save(tmp_path / "many.agent")
     with pytest.raises(ValueError, match="one agent, not several replicas"):
@@ -126,6 +147,30 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, started: list[Any]) ->
     assert f"The log sqlite:///{file} cannot be opened: file is not a database" in str(done.exception)
     assert isinstance(done.exception, OSError)
     assert file.read_text().startswith("These are notes")
+
+
+def test_a_damaged_log_is_refused_with_one_line(tmp_path: Path, started: list[Any]) -> None:
+    """Forty bytes anywhere behind the first page: it starts, or says which log cannot be opened."""
+    settings, refused = settings_in(tmp_path), 0
+    with serving(settings) as client:
+        rewarded(client, 30)
+        client.post("/arms", json={})
+    whole = Path(settings.log).read_bytes()
+    for place in range(4096, len(whole) - 40, 1024):
+        for file in tmp_path.glob("*.sqlite*"):
+            if file.is_file():
+                file.unlink()
+        flipped = bytes(255 - each for each in whole[place : place + 40])
+        Path(settings.log).write_bytes(whole[:place] + flipped + whole[place + 40 :])
+        for options in ([], ["export", tmp_path / "a.csv"]):
+            done = bbb("serve", *options, "--log", settings.log)
+            if done.exception is not None:
+                assert isinstance(done.exception, OSError), done.exception
+                assert f"The log sqlite:///{settings.log} cannot be opened: " in str(done.exception)
+                assert len(str(done.exception).splitlines()) == 1
+                refused += 1
+    assert refused > 5
+    assert started
 
 
 def test_a_database_that_does_not_answer_is_said_without_its_password(started: list[Any]) -> None:

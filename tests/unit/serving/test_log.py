@@ -103,7 +103,7 @@ def test_groups_are_written_or_not(log: Log) -> None:
     (first, again, conflict, full), _ = log.write(groups, [], most=2, expire=1000.0)
     assert first == [entry(1, "a")]
     assert again == [replace(entry(1, "a"), repeated=True)]
-    assert (conflict, full) == (Conflict("a"), Full(1))
+    assert (conflict, full) == (Conflict("a", ("context",)), Full(1))
     assert [row["id"] for row in log.rows(waiting=True)] == [entry(1).id]
 
 
