@@ -22,6 +22,8 @@ def mathml(latex: str, display: str = "inline") -> str:
     # KL is one word, not the product of K and L.
     words = r'<mrow>((?:<mi mathvariant="normal">\w</mi>)+)</mrow>'
     made = re.sub(words, lambda found: f"<mi>{''.join(re.findall(r'>(.)<', found[1]))}</mi>", made)
+    # log q, not logq; a bracket needs no space.
+    made = re.sub(r"<mi>log</mi>(?=<m(?!o))", r'\g<0><mspace width="0.17em" />', made)
     # Browsers ignore every other style of letters, and an unknown command is there as it was written.
     if "mathvariant" in made.replace('mathvariant="normal"', "") or "<mo />" in made or "\\" in made:
         raise ValueError(f"browsers would not show this formula as it is written: {latex}")

@@ -2,13 +2,13 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 import digits
-from bayesbackprop_paper.experiments import bandit, figures, mnist, regression, report, table1
+from bayesbackprop_paper.experiments import bandit, figures, mnist, regression, report, table1, table2
 from bayesbackprop_paper.experiments.bandit import Point
 
 STEPS = 12
@@ -59,7 +59,18 @@ def write_results(folder: Path) -> Path:
         ("fig4", figures.fig4(bayesian, folder)),
     ):
         (folder / f"{name}.json").write_text(json.dumps({"line": line, "command": command}))
-    table1.write(folder / "table1.csv", [mnist.Result("sgd", 800, 1.0, 0, 40, 7, 1.75, 1.77, 0.06, 0.5, 3.0, "mean")])
+    sgd = mnist.Result("sgd", 800, 1.0, 0, 40, 7, 1.75, 1.77, 0.06, 0.5, 3.0, "mean")
+    warm = [replace(sgd, method="bbb-mixture-from-dropout", units=units) for units in (400, 800, 1200)]
+    table1.write(folder / "table1.csv", [sgd, *warm])
+    made = {"command": command, "version": "0.1.0", "seconds_to_target": 66.0}
+    names = [f"bbb-mixture-from-dropout-{units}-40epochs-seed0" for units in (400, 800, 1200)]
+    (folder / "table1.json").write_text(json.dumps(dict.fromkeys(names, made)))
+    pruned = [(0.0, 2395210, 9581472, 573.9), (0.95, 119760, 574444, 115.6), (0.98, 47904, 226826, 75.0)]
+    table2.write(
+        folder / "table2.csv", [table2.Row(1200, 0, removed, left, 1.35, *costs) for removed, left, *costs in pruned]
+    )
+    recipe = {**asdict(table2.RECIPE), "command": command}
+    (folder / "table2.json").write_text(json.dumps({"1200 units": recipe}))
     return folder
 
 

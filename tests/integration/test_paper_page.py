@@ -1,6 +1,7 @@
-"""The paper in code: each row of docs/paper.md names a symbol, and quotes a line of its source.
+"""The paper in code: each entry of docs/paper.md names a symbol, and quotes lines of its source.
 
-A symbol is a dotted name: ``bayesbackprop.priors.Normal.log_density`` in a module of src, be it Python or C, or
+An entry is a fenced block below the symbol, under the heading of its equation, or a row of a table. A symbol is a
+dotted name: ``bayesbackprop.priors.Normal.log_density`` in a module of src, be it Python or C, or
 ``test_complexity.test_something`` in a test file, wherever in tests it stands.
 """
 
@@ -20,19 +21,25 @@ PAGE = ROOT / "docs" / "paper.md"
 
 
 class Row(NamedTuple):
-    """| in the paper | says | `symbol` | `code` |"""
+    """An entry: where in the paper, and the lines of a symbol, in which "..." stands for those that were left out."""
 
     paper: str
-    says: str
     symbol: str
     code: str
 
 
-ROW = re.compile(r"^\| (.+?) \| (.+) \| `(\w+(?:\.\w+)+)` \| `([^`|]+)` \|$", re.MULTILINE)
+HEAD = "| in the paper | says | the code |"
+ROW = re.compile(r"^\| (.+?) \| .+ \| `(\w+(?:\.\w+)+)`<br>`([^`|]+)` \|$", re.MULTILINE)
+BLOCK = re.compile(r"^`(\w+(?:\.\w+)+)`\n\n```(?:py|c)\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 
 
 def rows(text: str) -> list[Row]:
-    return [Row(*found) for found in ROW.findall(text)]
+    found = []
+    for section in re.split(r"^##+ ", text, flags=re.MULTILINE):
+        heading = section.splitlines()[0]
+        found += [Row(heading, symbol, code) for symbol, code in BLOCK.findall(section)]
+        found += [Row(*cells) for cells in ROW.findall(section)]
+    return found
 
 
 # --- symbols ----------------------------------------------------------------------------------------------------------
@@ -100,7 +107,12 @@ def _innermost(text: str, node: ast.AST, code: str, names: list[str]) -> Iterato
 def check(row: Row, root: Path = ROOT) -> None:
     lines = source_of(row.symbol, root)
     assert lines, f"docs/paper.md: there is no {row.symbol}. '{row.code}' {place_of(row.code, root)}"
-    assert row.code in lines, f"docs/paper.md: {row.symbol} has no line '{row.code}'. It {place_of(row.code, root)}"
+    left = iter(lines)
+    for code in map(str.strip, row.code.splitlines()):
+        # Each line stands below the one before.
+        if code != "...":
+            assert code in lines, f"docs/paper.md: {row.symbol} has no line '{code}'. It {place_of(code, root)}"
+            assert code in left, f"docs/paper.md: in {row.symbol} the line '{code}' is not below those before it."
 
 
 def place_of(code: str, root: Path) -> str:
@@ -117,17 +129,22 @@ def test_each_row_quotes_its_symbol(row: Row) -> None:
     check(row)
 
 
-def test_every_row_of_the_tables_is_checked() -> None:
+def test_every_quotation_is_checked() -> None:
     """And no line numbers are given, which are wrong soon."""
     text = PAGE.read_text()
-    table = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| in the paper")]
-    assert len(set(rows(text))) == len(table)
+    tables = [table.split("\n\n")[0].splitlines()[2:] for table in text.split(HEAD)[1:]]
+    fences = re.findall(r"^```(\w+)$", text, re.MULTILINE)
+    assert len(tables) == 2
+    assert len(set(rows(text))) == sum(map(len, tables)) + fences.count("py") + fences.count("c")
+    assert set(fences) == {"python", "py", "c", "math"}
     assert not re.search(r"\w\.\w+:\d", text)
 
 
 @pytest.mark.parametrize("equation", range(1, 10))
-def test_each_numbered_equation_has_a_row(equation: int) -> None:
-    assert any(f"({equation})" in re.split("section", row.paper)[0] for row in rows(PAGE.read_text()))
+def test_each_numbered_equation_is_typeset_beside_its_code(equation: int) -> None:
+    text = PAGE.read_text()
+    (section,) = re.findall(rf"^### ((?:\(\d\), )*\({equation}\).*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section.index("```math\n") < BLOCK.search(section).start()  # type: ignore[union-attr]
 
 
 # --- the checks themselves --------------------------------------------------------------------------------------------
@@ -172,12 +189,12 @@ def test_symbols_of_every_kind_are_found_wherever_they_move(root: Path) -> None:
         "test_priors.test_density": "assert True",
     }
     for symbol, code in quoted.items():
-        check(Row("", "", symbol, code), root)
+        check(Row("", symbol, code), root)
     path = root / "src" / "package" / "priors.py"
     path.write_text("import math\n\n\n" + MODULE)
     (root / "tests" / "unit" / "test_priors.py").rename(root / "tests" / "test_priors.py")
     for symbol, code in quoted.items():
-        check(Row("", "", symbol, code), root)
+        check(Row("", symbol, code), root)
 
 
 @pytest.mark.parametrize(
@@ -185,15 +202,24 @@ def test_symbols_of_every_kind_are_found_wherever_they_move(root: Path) -> None:
 )
 def test_a_symbol_that_is_gone_is_said_to_be(symbol: str, root: Path) -> None:
     with pytest.raises(AssertionError) as error:
-        check(Row("", "", symbol, "return -w"), root)
+        check(Row("", symbol, "return -w"), root)
     assert f"there is no {symbol}." in str(error.value)
     assert "stands in package.priors.Prior.log_density" in str(error.value)
 
 
+def test_lines_are_in_order(root: Path) -> None:
+    symbol = "package.priors.Prior"
+    check(Row("", symbol, "class Prior:\n    scale: float = 1.0\n...\nreturn -w"), root)
+    with pytest.raises(AssertionError, match=r"the line 'scale: float = 1\.0' is not below those before it"):
+        check(Row("", symbol, "return -w\nscale: float = 1.0"), root)
+    with pytest.raises(AssertionError, match="has no line 'return w'"):
+        check(Row("", symbol, "class Prior:\nreturn w"), root)
+
+
 def test_the_line_of_another_symbol_does_not_count(root: Path) -> None:
     with pytest.raises(AssertionError, match=r"has no line 'return w'\. It stands in package\.priors\.log_density"):
-        check(Row("", "", "package.priors.Prior.log_density", "return w"), root)
+        check(Row("", "package.priors.Prior.log_density", "return w"), root)
     with pytest.raises(AssertionError, match="has no line 'return n;'"):
-        check(Row("", "", "package.fused.other", "return n;"), root)
+        check(Row("", "package.fused.other", "return n;"), root)
     with pytest.raises(AssertionError, match="stands nowhere in Python: quote the line that computes it now"):
-        check(Row("", "", "package.priors.log_density", "return 2 * w"), root)
+        check(Row("", "package.priors.log_density", "return 2 * w"), root)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bayesbackprop_paper.experiments import page
+from bayesbackprop_paper.experiments import page, table1
 from repository import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -49,7 +49,32 @@ def test_the_table_of_the_readme_is_what_was_measured() -> None:
 
 
 @pytest.mark.identities
-def test_the_readme_begins_with_the_two_commands() -> None:
+def test_the_limit_on_mnist_is_what_was_measured() -> None:
+    """Which cells of the scale mixture from random weights are below the paper's."""
+    (claimed,) = re.findall(
+        r"trained from random weights, we beat the paper only at 2x(\d+) with a temperature of ([\d.]+), and never "
+        r"with the paper's own cost\.",
+        README,
+    )
+    cells = table1.summary(table1.read(ROOT / "results" / "table1.csv"))
+    below = {
+        (str(units), f"{temperature:g}")
+        for (method, temperature, units, _), (error, _, _) in cells.items()
+        if method == "bbb-mixture" and error < table1.PUBLISHED[method][units]
+    }
+    assert below == {claimed}
+
+
+@pytest.mark.identities
+def test_the_limits_are_five_lines() -> None:
+    limits = README.split("## Limits\n\n")[1].split("\n\n")[0].splitlines()
+    assert len(limits) == 5
+    assert all(line.startswith("- ") for line in limits)
+
+
+@pytest.mark.identities
+def test_the_readme_begins_with_the_picture_and_the_two_commands() -> None:
+    assert README.index("![") < README.index("## ")
     assert README.index("make demo") < README.index("make test") < README.index("```python")
     rules = (ROOT / "Makefile").read_text()
     assert "\ndemo: environment" in rules

@@ -53,7 +53,7 @@ def tab(request: pytest.FixtureRequest, browser: Any, html: Path) -> Iterator[An
 
 
 def test_every_picture_is_there(tab: Any) -> None:
-    assert tab.locator(".plot").count() == 2 + 2 + 1 + 6  # of the network, the curves, the bandit and the paper
+    assert tab.locator(".plot").count() == 2 + 2 + 1 + 8  # of the network, the curves, the bandit and the paper
     drawn = "[...document.querySelectorAll('.plot')].map(plot => plot.querySelectorAll('.trace path').length)"
     assert min(tab.evaluate(drawn)) > 0
     assert tab.evaluate("[...document.images].every(image => image.naturalWidth === 28)")
@@ -64,6 +64,15 @@ def test_it_fits_the_screen(tab: Any) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     widths = tab.evaluate("[...document.querySelectorAll('.plot svg')].map(svg => svg.clientWidth)")
     assert 0 < max(widths) <= tab.viewport_size["width"]
+
+
+def test_tables_fit_the_screen(tab: Any) -> None:
+    """Those under folds too: nothing has to be scrolled sideways."""
+    tab.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+    widths = tab.evaluate("[...document.querySelectorAll('.scroll')].map(box => [box.scrollWidth, box.clientWidth])")
+    assert len(widths) == 8
+    assert all(0 < inside <= box for inside, box in widths)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_the_slider_moves_the_numbers(tab: Any, html: Path) -> None:

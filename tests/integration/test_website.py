@@ -92,6 +92,11 @@ def test_a_dollar_is_no_formula(formulas: ModuleType, text: str) -> None:
     assert "<math" not in rendered(formulas, text)
 
 
+def test_a_logarithm_stands_apart_from_a_name_and_beside_a_bracket(formulas: ModuleType) -> None:
+    assert '<mi>log</mi><mspace width="0.17em" /><mi>q</mi>' in formulas.mathml(r"\log q")
+    assert "<mspace" not in formulas.mathml(r"\log(1 + x)")
+
+
 def test_letters_that_browsers_would_not_show_are_refused(formulas: ModuleType) -> None:
     assert "\N{MATHEMATICAL SCRIPT CAPITAL N}" in html.unescape(formulas.mathml(r"\mathcal{N}"))
     for latex in (r"\boldsymbol{\theta}", r"\unknown{x}"):
@@ -115,8 +120,10 @@ def test_what_is_wrong_with_pages_is_found(website: ModuleType, tmp_path: Path) 
     assert list(website.faults(tmp_path)) == []
     (tmp_path / "c.html").write_text(
         '<a href="gone.html"></a><a href="a.html#gone"></a><img src="gone.png"><script src="https://example.org/x.js"></script>'
+        "<p><code>math\n\\unknown</code></p>"
     )
     assert list(website.faults(tmp_path)) == [
+        "c.html: this formula could not be typeset: \\unknown",
         "c.html: gone.html leads nowhere",
         "c.html: a.html#gone has no such anchor",
         "c.html: gone.png leads nowhere",

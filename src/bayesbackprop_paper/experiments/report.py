@@ -7,6 +7,7 @@ needs no network. The words and the looks are in ``report.html``.
 import base64
 import html
 import io
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -27,7 +28,8 @@ from bayesbackprop.model import Bayesian
 from bayesbackprop.prediction import ClassPredictive
 from bayesbackprop.pruning import prune, snr, threshold, weights_left
 from bayesbackprop_paper.data import Split
-from bayesbackprop_paper.experiments import bandit, figures, page, regression, table2
+from bayesbackprop_paper.experiments import bandit, figures, regression, table1, table2
+from bayesbackprop_paper.experiments.findings import Finding, Grid, findings
 from bayesbackprop_paper.experiments.mnist import MODEL
 from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 
@@ -39,6 +41,9 @@ REGRET = "regret.csv"
 FRACTIONS = (*(tenth / 10 for tenth in range(10)), 0.95, 0.97, 0.98, 0.99, 0.995)
 
 _INK, _OURS, _GREY = "#111111", "#3f51b5", "#9aa0a6"
+
+# Of networks of one size each.
+_COLOURS = ("#3f51b5", "#16a085", "#c0392b", "#8e44ad")
 
 # The digits to show, the draws to find them by, and those to look at them with.
 _DIGITS, _FEW, _MANY = 12, 20, 500
@@ -85,12 +90,12 @@ def _of_run(folder: Path, test: Split, name: str) -> list[Section]:
     if (folder / REGRET).exists():
         points = bandit.read(folder / REGRET)
         body = _paragraph(
-            "Each mushroom may be eaten or left. Edible ones give 5, poisonous ones 5 or -35 at even odds. Regret is "
-            "what an agent has lost against one that knows them all. Thompson sampling acts on one network drawn from "
-            "the posterior: while it is unsure it explores, and it stops by itself. Dotted: the paper's curves."
+            "An agent eats each mushroom or leaves it. An edible one gives 5, a poisonous one 5 or -35 at even odds. "
+            "Regret is what the agent has lost against one that knows them all. Thompson sampling acts on one network "
+            "drawn from the posterior: it explores while it is unsure, and then stops. Dotted: the paper's curves."
         )
         sections.append(
-            Section("It explores by itself", body + _plots([f"{name}-regret"]), {f"{name}-regret": regret(points)})
+            Section("It explores by itself", _plots([f"{name}-regret"]) + body, {f"{name}-regret": regret(points)})
         )
     if not sections:
         wanted = f"a folder with {MODEL} (bbb train), {CURVES} or {REGRET} (bbb demo)"
@@ -119,12 +124,12 @@ def unsure(model: Bayesian, test: Split) -> Section:
         )
     )
     words = (
-        f"Of {len(test.labels):,} digits it has never seen, these are the {len(worst)} it is least sure about. The "
-        f"bars are its probabilities for 0 to 9, over {_MANY} networks drawn from its posterior. The uncertainty, in "
-        "nats, is split in two: <b class=noise>noise</b>, on which all drawn networks agree, as of a digit that is "
-        "truly ambiguous; and <b class=ignorance>ignorance</b>, on which they differ, and which more data would remove."
+        f"The {len(worst)} of {len(test.labels):,} unseen digits that the network is least sure about. The bars are "
+        f"its probabilities of 0 to 9, averaged over {_MANY} networks drawn from the posterior. The uncertainty, in "
+        "nats, has two parts: <b class=noise>noise</b>, on which all drawn networks agree, as for an ambiguous digit; "
+        "and <b class=ignorance>ignorance</b>, on which they disagree and which more data would remove."
     )
-    return Section("The digits it is least sure about", f"<p>{words}</p><div class=cards>{cards}</div>")
+    return Section("The digits it is least sure about", f"<div class=cards>{cards}</div><p>{words}</p>")
 
 
 def _card(pixels: NDArray[np.float32], label: int, probs: Sequence[float], noise: float, ignorance: float) -> str:
@@ -187,18 +192,18 @@ def pruning(model: Bayesian, test: Split, name: str) -> Section:
     )
     middle = next(index for index, step in enumerate(steps) if step["fraction"] == 0.95)
     words = _paragraph(
-        "A weight whose mean is small beside its standard deviation says little. All weights are ranked by |mu| / "
-        "sigma, and the lowest are removed: move the slider. The bytes are those of the plain sparse network that is "
-        "left."
+        "Move the slider to remove weights, those with the lowest |mu| / sigma first: a weight whose mean is small "
+        "beside its standard deviation matters little. The size on disk is that of the sparse network that is left."
     )
     body = (
-        f"{words}<div class=prune data-steps='{_json(steps)}' data-histogram={name}-snr data-curve={name}-prune>"
+        f"<div class=prune data-steps='{_json(steps)}' data-histogram={name}-snr data-curve={name}-prune>"
         f"<label>removed <output class=fraction></output><input type=range min=0 max={len(steps) - 1} value={middle} "
         'aria-label="weights removed"></label>'
         "<div class=tiles><div><output class=error></output><span>test error</span></div>"
         "<div><output class=left></output><span>weights left</span></div>"
         f"<div><output class=bytes></output><span>on disk</span></div></div></div>"
         + _plots((f"{name}-snr", f"{name}-prune"))
+        + words
     )
     return Section("Most weights can go", body, {f"{name}-snr": histogram, f"{name}-prune": curve})
 
@@ -212,10 +217,10 @@ def curve_panels(curves: Mapping[regression.Config, regression.Curve], name: str
     for number, (config, curve) in enumerate(curves.items()):
         found[f"{name}-curve{number}"] = _curve(config, curve)
     words = _paragraph(
-        "600 noisy points, all in 0 < x < 0.5. The dark band holds half of what each network expects to see, the light "
-        "one 90 %. Thin lines are single networks drawn from the posterior. Dotted: the paper's band."
+        "600 noisy points, all with 0 < x < 0.5. Each network expects half of new points inside its dark band and 90 % "
+        "inside the light one. Thin lines are single networks drawn from the posterior. Dotted: the paper's band."
     )
-    return words + _plots(found), found
+    return _plots(found) + words, found
 
 
 def _curve(config: regression.Config, curve: regression.Curve) -> Any:
@@ -262,17 +267,32 @@ def regret(points: Iterable[bandit.Point]) -> Any:
 
 def paper(results: Path) -> list[Section]:
     """Each table and figure that ``results`` holds; what has not been run is missing."""
-    sections = [Section(table.title, _table(table)) for table in page.tables(results) if table.rows]
-    for name, caption in page.FIGURES.items():
-        if (results / f"{name}.json").exists() and (results / f"{name}.csv").exists():
-            about = json.loads((results / f"{name}.json").read_text())
-            drawn = _paper_figures(name, results)
-            words = _paragraph(about["line"]) + _command(about["command"])
-            sections.append(Section(caption, _plots(drawn) + words, drawn))
+    sections: list[Section] = []
+    for finding in findings(results):
+        if (results / f"{finding.name}.csv").exists():
+            drawn = _paper_figures(finding.name, results)
+            sections.append(Section(finding.title, _plots(drawn) + _words(finding), drawn))
     return sections
 
 
+def _words(finding: Finding) -> str:
+    """What follows the picture, and a fold on how it was made."""
+    notes = "".join(map(_paragraph, finding.notes)) + "".join(map(_table, finding.runs))
+    commands = "".join(map(_command, finding.commands))
+    fold = f"<details><summary>How it was made</summary>{notes}{commands}</details>" if commands else ""
+    return _paragraph(finding.sentence) + "".join(map(_table, finding.tables)) + fold
+
+
 def _paper_figures(name: str, results: Path) -> dict[str, Any]:
+    if name == "table1":
+        return {name: _errors(results / "table1.csv")}
+    if name == "table2":
+        found = table2.means(table2.largest(table2.read(results / "table2.csv")), "test_error")
+        figure = _figure("weights removed, %", "test error %")
+        removed = [100 * fraction for fraction in found]
+        _line(figure, removed, list(found.values()), "ours", _OURS)
+        _line(figure, removed, [table2.PUBLISHED[each] for each in found], "the paper's", _INK, dash="dot")
+        return {name: figure}
     if name == "fig5":
         curves = regression.read_curves(results / "fig5-curves.json")
         return {f"fig5-{number}": _curve(*each) for number, each in enumerate(curves.items())}
@@ -307,12 +327,35 @@ def _paper_figures(name: str, results: Path) -> dict[str, Any]:
     return {name: figure}
 
 
-def _table(table: page.Table) -> str:
-    head = "".join(f"<th>{_text(column)}" for column in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}" for cell in row) for row in table.rows)
-    commands = f"<details><summary>commands</summary>{''.join(map(_command, table.commands))}</details>"
-    text = "".join(map(_paragraph, table.paragraphs))
-    return f"{text}<div class=scroll><table><thead><tr>{head}<tbody>{rows}</table></div>{commands}"
+def _errors(path: Path) -> Any:
+    """The errors of Table 1: a line for each method, ours filled and the paper's open."""
+    cells = table1.summary(table1.read(path))
+    figure = _figure("test error %", "")
+    for units, colour in zip(sorted({units for _, _, units, _ in cells}), itertools.cycle(_COLOURS), strict=False):
+        ours: dict[str, float] = {}
+        papers: dict[str, float] = {}
+        for (method, temperature, width, epochs), (error, _, _) in cells.items():
+            if width == units:
+                name = f"{table1.line_of(method, temperature).replace(', ', '<br>')}<br>{epochs} epochs"
+                ours[name] = error
+                if (paper := table1.published(method, units)) is not None:
+                    papers[name] = paper
+        for label, found, symbol in ((f"2x{units}", ours, "circle"), (f"2x{units}, paper", papers, "diamond-open")):
+            marker = {"color": colour, "symbol": symbol, "size": 10}
+            figure.add_scatter(x=list(found.values()), y=list(found), mode="markers", name=label, marker=marker)
+    figure.update_yaxes(type="category", tickfont={"size": 10})
+    figure.update_layout(height=140 + 70 * len({(method, t, epochs) for method, t, _, epochs in cells}))
+    return figure
+
+
+def _table(grid: Grid) -> str:
+    head = "".join(f"<th>{_cell(column)}" for column in grid.columns)
+    rows = "".join("<tr>" + "".join(f"<td>{_cell(cell)}" for cell in row) for row in grid.rows)
+    return f"{_paragraph(grid.caption)}<div class=scroll><table><thead><tr>{head}<tbody>{rows}</table></div>"
+
+
+def _cell(words: str) -> str:
+    return _text(words).replace("\n", "<br>")
 
 
 # --- small things ----------------------------------------------------------------------------------------------------
@@ -324,7 +367,8 @@ def _figure(x: str, y: str, title: str = "") -> Any:
         template="none",
         title={"text": title, "font": {"size": 15}},
         margin={"l": 56, "r": 12, "t": 40 if title else 12, "b": 44},
-        legend={"orientation": "h", "y": -0.2},
+        # At the bottom of the whole, so that it never lies on the axis, however low the plot is.
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"},
         xaxis_title=x,
         yaxis_title=y,
     )

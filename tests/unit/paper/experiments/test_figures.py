@@ -167,13 +167,23 @@ def test_the_page_shows_the_lines(quick: tuple[Path, dict[str, str]], tmp_path: 
     folder, said = quick
     text = page.write(folder / "runs" / "quick", tmp_path).read_text()
     for name in ("fig2", "fig3", "fig4"):
-        assert f"(results/{name}.png)\n\n{said[name]}\n\nCommand: `bbb reproduce {name} --quick`\n" in text
+        picture, fold, line, command = (
+            text.index(part)
+            for part in (
+                f"(results/{name}.png)\n\n",
+                f'<details markdown="1">\n<summary>How it was made</summary>\n\n{said[name]}\n\n',
+                f"\n\n{said[name]}\n\n",
+                f"\n- `bbb reproduce {name} --quick`\n\n</details>\n",
+            )
+        )
+        assert picture < fold < line < command
+        assert "<details" not in text[line:command]
         assert (tmp_path / "results" / f"{name}.png").exists()
     for name in ("table1", "table2"):
         assert f"](results/{name}.png)\n" in text
         assert (tmp_path / "results" / f"{name}.png").exists()
-    assert "| 2x100 | 98% | 0 |" in text
-    assert "| method | epochs | 2x100 | paper | 2x400 | paper | 2x800 |" in text
+    assert "| 2x100 | 98 % | 0 |" in text
+    assert "|  | 2x100 | 2x400 | 2x800 | 2x1200 |\n" in text
     (tmp_path / "some").mkdir()
     for nothing in (tmp_path / "none", tmp_path / "some"):
         with pytest.raises(ValueError, match="'results' parameter of bbb reproduce page must be a folder that"):

@@ -13,7 +13,8 @@ from bayesbackprop import sparse
 from bayesbackprop._cli import app, main
 from bayesbackprop.pruning import prune, snr, threshold, weights_left
 from bayesbackprop_paper import data
-from bayesbackprop_paper.experiments import figures, page, report
+from bayesbackprop_paper.experiments import figures, report
+from bayesbackprop_paper.experiments.findings import TITLES
 from bayesbackprop_paper.experiments.recipe import Examples, error_percent
 from report_runs import steps_of, text_of, write_page, write_results, write_runs
 
@@ -70,13 +71,23 @@ def test_the_places_of_the_slider(runs: Path, html: Path) -> None:
 
 def test_every_table_and_figure_of_the_paper(results: Path, html: Path) -> None:
     text = text_of(html)
-    for caption in (*page.FIGURES.values(), "Table 1: MNIST"):
-        assert f"<h2>{caption.replace(chr(39), '&#x27;')}</h2>" in text
-    assert "<td>SGD<td>40<td>not run<td>1.83<td>1.77 (1)<td>1.84<td>not run<td>1.88" in text
-    assert text.count("<code>bbb reproduce &#x27;some&#x27; &lt;b&gt;</code>") == len(FIGURES)
+    assert re.findall("<h2>(.*?)</h2>", text)[-len(TITLES) :] == list(TITLES.values())
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "<td>SGD<br>40 epochs<td>not run<br>paper 1.83<td>1.77<br>paper 1.84<td>not run<br>paper 1.88" in text
+    assert "<td>SGD<br>40 epochs<td>not run<td>0.0600<br>0.50 %<td>not run" in text
+    assert text.count("<code>bbb reproduce &#x27;some&#x27; &lt;b&gt;</code>") == len(TITLES)
     for name in FIGURES:
         line = json.loads((results / f"{name}.json").read_text())["line"]
         assert line.replace("'", "&#x27;") in text
+
+
+def test_the_picture_is_before_the_words_and_provenance_is_under_a_fold(html: Path) -> None:
+    sections = re.findall(r"<section .*?</section>", text_of(html), flags=re.DOTALL)
+    assert len(sections) == 4 + len(TITLES)
+    for section in sections:
+        assert re.search("class=(plot|cards|prune)", section).start() < section.index("<p>")  # type: ignore[union-attr]
+        running = re.sub("<details>.*?</details>", "", section, flags=re.DOTALL)
+        assert not re.search(r"epochs-seed|\d+epochs|bbb reproduce|[Vv]ersion", running)
 
 
 def test_ours_and_theirs_are_in_each_figure(html: Path) -> None:

@@ -200,13 +200,13 @@ def test_the_time_to_an_error_counts_that_of_the_start(tmp_path: Path) -> None:
     made = {"seconds_to_target": 66.0, "command": "bbb this"}
     (tmp_path / "table1.json").write_text(json.dumps({"a-seed0": made, "a-seed1": made, "b-seed0": {"command": "b"}}))
     says = page.write(tmp_path, tmp_path / "docs").read_text()
-    assert "\nMinutes of training until the test error was 1.4 %, by seed, with the threads" in says
-    assert " beside other programs: `a` 1.1, 1.1.\n" in says
+    assert "| run | seeds | version | minutes | minutes to 1.4 % |\n" in says
+    assert "\n| a | 0, 1 |  |  | 1.1, 1.1 |\n| b | 0 |  |  |  |\n" in says
     made = {"a-seed0": "0.1.0", "a-seed1": "0.1.0", "a-seed2": "0.2.0", "b-seed0": "0.2.0"}
     entries = {name: {"command": "bbb this", "version": version} for name, version in made.items()}
     (tmp_path / "table1.json").write_text(json.dumps(entries))
     says = page.write(tmp_path, tmp_path / "docs").read_text()
-    assert "\nRuns of versions before 0.2.0: `a` 0.1.0, seeds 0, 1.\n" in says
+    assert "\n| a | 0, 1, 2 | 0.1.0, 0.1.0, 0.2.0 |  |  |\n| b | 0 | 0.2.0 |  |  |\n" in says
 
 
 @pytest.mark.usefixtures("small")
