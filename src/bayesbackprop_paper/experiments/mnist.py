@@ -36,6 +36,7 @@ from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.prediction import Predictive
 from bayesbackprop.priors import Laplace, Normal, Prior, ScaleMixture
 from bayesbackprop.saving import save
+from bayesbackprop.training import Record
 from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.recipe import (
     BEST,
@@ -78,6 +79,8 @@ class Config:
         hidden_sigma: That of the layers behind it, times the root of their inputs, so that the noise of a unit does
             not grow with the width of the network.
         dropout: How likely dropout is to forget a unit, the inputs among them.
+        prediction: What predicts in the end: ``"draws"``, the average of drawn networks, or ``"selected"``, that or the
+            mean network, whichever has the lower validation error.
         prediction_draws: Networks to average in the final evaluation.
         start: The experiment whose selected weights are the initial means; none for random ones.
         seed: Of the initial weights and all noise.
@@ -97,6 +100,7 @@ class Config:
     sigma: float = 0.0067
     hidden_sigma: float | None = None
     dropout: float = 0.3
+    prediction: Literal["selected", "draws"] = "selected"
     prediction_draws: int = 100
     start: "Config | None" = None
     seed: int = 0
@@ -112,6 +116,9 @@ class Config:
         check_not_negative("Config", temperature=self.temperature)
         check_choice("Config", ESTIMATORS, estimator=self.estimator)
         check_choice("Config", ("sampled", "closed"), complexity=self.complexity)
+        check_choice("Config", ("selected", "draws"), prediction=self.prediction)
+        if self.prediction == "draws" and not self.is_bayesian:
+            raise invalid("prediction", "Config", "'selected' where there is no distribution on the weights", "draws")
         check_probability("Config", dropout=self.dropout)
         if self.dropout == 1:
             raise invalid("dropout", "Config", "below 1, where nothing would be left", self.dropout)
@@ -156,7 +163,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run gave; ``prediction`` is by the mean network or by drawn ones, as the validation set chose.
+    """What one run gave; ``prediction`` is by the mean network or by drawn ones.
 
     Errors and ``test_ece``, the calibration error, are in percent, ``test_nll`` in nats per image.
     """
@@ -240,11 +247,18 @@ def run(
     watched = {"validation": validation, "test": test} if curve else {"validation": validation}
     history = job.train(training, watched, *callbacks)
     job.load_best()
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _ship(job, folder / MODEL)
+    return evaluate(config, job, history, validation, test)
+
+
+def evaluate(config: Config, job: Experiment, history: list[Record], validation: Examples, test: Examples) -> Result:
+    """What the selected network of a run gives; the way to predict is selected on the validation set as well."""
     predictions: dict[str, Callable[[Tensor], Predictive | Tensor]] = {"mean": functools.partial(_by_mean, job.net)}
     if isinstance(job.objective, FreeEnergy):
         predictions["draws"] = functools.partial(job.objective.model.predict, draws=config.prediction_draws)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        _ship(job, folder / MODEL)
+    if config.prediction == "draws":
+        predictions.pop("mean")
     on_validation = {name: error_of(by(validation.inputs), validation.targets) for name, by in predictions.items()}
     prediction = min(on_validation, key=on_validation.__getitem__)
     scores = score(predictions[prediction](test.inputs), test.targets)
@@ -309,7 +323,7 @@ def describe(config: Config) -> dict[str, object]:
 
 
 # Fields that configurations did not have from the start.
-_LATER = ("estimator", "complexity", "hidden_sigma", "start")
+_LATER = ("estimator", "complexity", "hidden_sigma", "prediction", "start")
 
 
 def configuration(made: Mapping[str, Any]) -> Config:

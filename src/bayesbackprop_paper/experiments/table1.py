@@ -59,6 +59,7 @@ RECIPES: dict[str, Config] = {
         sigma2=math.exp(-9),
         sigma=0.035,
         hidden_sigma=0.7,
+        prediction="draws",
     ),
     "bbb-gaussian": Config("bbb-gaussian", schedule=Schedule(epochs=40, rho_rate=0.1), sigma=0.02, prior_sigma=1.0),
     "sgd": Config("sgd", schedule=Schedule(epochs=40, optimiser="sgd", learning_rate=0.1, decay="constant")),
