@@ -106,11 +106,10 @@ def measure(plan: Plan, run: Run) -> Figures:
 def verdicts(found: Mapping[str, Any]) -> str:
     """The most that each method compresses with an error of 1 % or less for every seed, and what was published."""
     lines = []
-    for method in METHODS:
-        rows = [entry["figures"] for entry in found.values() if entry["method"] == method]
-        good = [figure for figure in (rows[0] if rows else ()) if all(row.get(figure, 100.0) <= 1.0 for row in rows)]
-        if rows:
-            most = good[-1].removeprefix("error % at ") if good else "none"
-            lines.append(f"{method.capitalize()}, the smallest network with 1 % error or less: {most}.")
+    for task, method in dict.fromkeys((entry["task"], entry["method"]) for entry in found.values()):
+        rows = [entry["figures"] for entry in found.values() if (entry["task"], entry["method"]) == (task, method)]
+        good = [figure for figure in rows[0] if all(row.get(figure, 100.0) <= 1.0 for row in rows)]
+        most = good[-1].removeprefix("error % at ") if good else "none"
+        lines.append(f"{task}, {method}, the smallest network with 1 % error or less: {most}.")
     published = ", ".join(f"{name} {times}x at {error} %" for name, (error, times) in PUBLISHED.items())
     return "\n".join([*lines, f"Published: {published}."]) + "\n"

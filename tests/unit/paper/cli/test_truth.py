@@ -78,7 +78,7 @@ def test_compression_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert result.exit_code == 0, result.output
     methods = list(compression.METHODS)
     assert [(run.method, run.seed) for run in measured] == [(name, seed) for seed in (0, 1) for name in methods]
-    assert "Pruned, the smallest network with 1 % error or less: 1x." in result.stdout
+    assert "pruned, the smallest network with 1 % error or less: 1x." in result.stdout
     assert bbb("truth", "compression", "--method", "guess").exit_code == 2
 
 

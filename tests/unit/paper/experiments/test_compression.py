@@ -73,6 +73,6 @@ def test_the_verdict_is_the_most_that_every_seed_bears() -> None:
         _entry("pruned", 1.1, 2.0, 3.0),
     ]
     text = compression.verdicts({str(number): row for number, row in enumerate(rows)})
-    assert "Pruned, the smallest network with 1 % error or less: none.\n" in text
-    assert "Pruned and trained on, the smallest network with 1 % error or less: 63x.\n" in text
+    assert "digits, pruned, the smallest network with 1 % error or less: none.\n" in text
+    assert "digits, pruned and trained on, the smallest network with 1 % error or less: 63x.\n" in text
     assert "Molchanov et al. (2017) 280x at 0.75 %" in text

@@ -138,7 +138,9 @@ def test_the_verdict_leaves_out_ensembles_and_goes_by_means() -> None:
         _entry("ours, diagonal", 1.0, 0.02, 0.2),
         _entry("ours, diagonal", 1.3, 0.04, 0.2),
         _entry("ensemble of 5", 0.1, 0.01, 0.01),
-        _entry("plain", 1.0, 0.05, 0.9, task="clothes"),  # of one method there is nothing to say
+        _entry("plain", 1.0, 0.05, 0.9, task="clothes"),  # of which there is nothing to say yet
+        _entry("ours, diagonal", 1.0, 0.05, 0.9, task="letters"),
+        _entry("ensemble of 5", 1.0, 0.05, 0.9, task="faces"),
     ]
     text = networks.verdicts({str(number): row for number, row in enumerate(rows)})
     assert text == (
