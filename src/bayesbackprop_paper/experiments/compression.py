@@ -1,8 +1,8 @@
 """How small LeNet-5 gets on MNIST: its error by how many times fewer weights are left.
 
 The network is Caffe's LeNet-5, as in the literature. Weights go by their signal-to-noise ratio, all layers together.
-The error is that of the network at the posterior mean, which is what would be shipped. The recipe was chosen on the
-validation set with seed 10 (docs/decisions/networks.md); the test set is only looked at to report.
+The error is that of the network at the posterior mean, which is what would be shipped. The levels are fixed, so nothing
+is chosen by the test set.
 """
 
 import functools
