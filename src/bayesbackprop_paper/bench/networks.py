@@ -1,14 +1,14 @@
 """Networks of other kinds than fully connected: convolutions, residuals, attention and recurrence."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesbackprop._engine import Estimator
+from bayesbackprop_paper.architectures import ResNet, lenet5
 from bayesbackprop_paper.bench.contenders import OWN, Contender, Layers, Task, bayesian, ours, plain
 from bayesbackprop_paper.bench.measuring import Config, predictions, settings, steps
 from bayesbackprop_paper.bench.report import Row
@@ -57,7 +57,7 @@ def tasks(sizes: Sizes) -> list[tuple[Task, int]]:
     return [
         (Task("LeNet-5", _lenet5, partial(_images, (1, 28, 28)), _CLASSES), sizes.lenet_batch),
         (
-            Task(f"ResNet-{depth}", partial(_ResNet, sizes.resnet_blocks), partial(_images, (3, 32, 32)), _CLASSES),
+            Task(f"ResNet-{depth}", partial(_resnet, sizes.resnet_blocks), partial(_images, (3, 32, 32)), _CLASSES),
             sizes.resnet_batch,
         ),
         (Task("transformer encoder of 2 layers", transformer, words, _CLASSES), sizes.batch),
@@ -95,60 +95,11 @@ def _series(length: int, features: int, batch: int) -> Tensor:
 
 
 def _lenet5(layers: Layers) -> nn.Module:
-    """Of LeCun et al. (1998), with ReLU and max-pooling as it is written today."""
-    return nn.Sequential(
-        layers.conv(1, 6, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        layers.conv(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        layers.linear(400, 120),
-        nn.ReLU(),
-        layers.linear(120, 84),
-        nn.ReLU(),
-        layers.linear(84, _CLASSES),
-    )
+    return lenet5(conv=layers.conv, linear=layers.linear)
 
 
-class Block(nn.Module):
-    """Two convolutions and a way around them, which has no weights (option A of He et al., 2016)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, conv: Callable[..., nn.Module]) -> None:
-        super().__init__()
-        self.first = conv(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.first_norm = nn.BatchNorm2d(outputs)
-        self.second = conv(outputs, outputs, 3, stride=1, padding=1, bias=False)
-        self.second_norm = nn.BatchNorm2d(outputs)
-        self.stride, self.more = stride, outputs - inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.second_norm(self.second(F.relu(self.first_norm(self.first(x)))))
-        around = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
-        return F.relu(h + around)
-
-
-class _ResNet(nn.Module):
-    """For images of 32x32 in three colours (section 4.2 of He et al., 2016)."""
-
-    def __init__(self, blocks: int, layers: Layers) -> None:
-        super().__init__()
-        self.first = nn.Sequential(
-            layers.conv(3, 16, 3, stride=1, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
-        )
-        strides = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
-        each = [
-            Block(outputs if number else inputs, outputs, 1 if number else stride, layers.conv)
-            for inputs, outputs, stride in strides
-            for number in range(blocks)
-        ]
-        self.blocks = nn.Sequential(*each)
-        self.last = layers.linear(64, _CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.last(self.blocks(self.first(x)).mean((2, 3)))
-        return outputs
+def _resnet(blocks: int, layers: Layers) -> nn.Module:
+    return ResNet(blocks, conv=layers.conv, linear=layers.linear)
 
 
 class _Transformer(nn.Module):

@@ -10,14 +10,19 @@ import rich.console
 import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
-from bayesbackprop_paper.experiments import defaults, nuts, ood, truth, truth_page, uci
+from bayesbackprop_paper.experiments import compression, defaults, networks, nuts, ood, truth, truth_page, uci
 
 app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
 Seeds = Annotated[int, typer.Option(min=1, help="How many, counted from 0.")]
 Methods = Annotated[list[str] | None, typer.Option("--method", help="Rows; may be repeated. [default: all]")]
 Results = Annotated[Path, typer.Option(file_okay=False, help="For rows and tables; a stopped run goes on there.")]
-_RESULTS = Path("results/truth")
+OwnResults = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="As of the others. [default: results/truth; runs/quick with --quick]"),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Seconds, to see that all of it works; no figures to quote.")]
+_RESULTS, _QUICK_RESULTS = Path("results/truth"), Path("runs/quick")
 
 
 def chosen(given: Sequence[str] | None, known: Sequence[str], option: str) -> list[str]:
@@ -114,6 +119,56 @@ def truth_uci(
     runs = [truth.Run(task, way, number) for number, task in numbered for way in ways]
     measured("uci", runs, uci.measure, results)
     typer.echo(uci.verdicts(truth.entries(results / "uci.json")))
+
+
+@app.command("networks")
+def truth_networks(
+    methods: Methods = None,
+    sets: Annotated[list[str] | None, typer.Option("--data", help=f"Of {', '.join(networks.DATA)}.")] = None,
+    nets: Annotated[list[str] | None, typer.Option("--network", help=f"Of {', '.join(networks.NETWORKS)}.")] = None,
+    seeds: Seeds = 3,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of each network. [default: as its recipe says]")] = None,
+    quick: Quick = False,
+    results: OwnResults = None,
+    threads: Threads = 1,
+) -> None:
+    """Error, NLL, ECE, outside data and time of LeNet-5 and ResNet-20, by every method, on MNIST and Fashion-MNIST.
+
+    Example: `bbb truth networks --network LeNet-5 --data MNIST --method plain --seeds 1`
+    """
+    set_threads(threads)
+    tasks: dict[str, networks.Task] = {}
+    for network in chosen(nets, list(networks.NETWORKS), "--network"):
+        extent = networks.QUICK if quick else networks.EXTENTS[network]
+        for name in chosen(sets, list(networks.DATA), "--data"):
+            task = networks.Task(name, network, extent._replace(epochs=epochs or extent.epochs))
+            tasks[task.name] = task
+    names = chosen(methods, list(networks.METHODS), "--method")
+    runs = [truth.Run(task, method, seed) for seed in range(seeds) for task in tasks for method in names]
+    folder = results or (_QUICK_RESULTS if quick else _RESULTS)
+    measured("networks", runs, lambda run: networks.measure(tasks[run.task], run), folder)
+    typer.echo(networks.verdicts(truth.entries(folder / "networks.json")))
+
+
+@app.command("compression")
+def truth_compression(
+    methods: Methods = None,
+    seeds: Seeds = 3,
+    quick: Quick = False,
+    results: OwnResults = None,
+    threads: Threads = 1,
+) -> None:
+    """How many weights of LeNet-5 can go on MNIST: its error by how many times smaller it gets.
+
+    Example: `bbb truth compression --seeds 1`
+    """
+    set_threads(threads)
+    plan = compression.QUICK if quick else compression.Plan()
+    names = chosen(methods, list(compression.METHODS), "--method")
+    runs = [truth.Run(plan.task, method, seed) for seed in range(seeds) for method in names]
+    folder = results or (_QUICK_RESULTS if quick else _RESULTS)
+    measured("compression", runs, lambda run: compression.measure(plan, run), folder)
+    typer.echo(compression.verdicts(truth.entries(folder / "compression.json")))
 
 
 @app.command("picture")

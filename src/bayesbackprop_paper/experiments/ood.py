@@ -6,22 +6,20 @@ only looked at to report.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal, evaluate, fit
+from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal, evaluate
 from bayesbackprop._engine import evaluating
 from bayesbackprop.optim import Adam
-from bayesbackprop.prediction import Predictive, predictive
 from bayesbackprop.training import Batches
 from bayesbackprop.verdict import ClassScores, Predictor
 from bayesbackprop_paper import data
 from bayesbackprop_paper.data import Split
 from bayesbackprop_paper.experiments.mnist import Config, network
-from bayesbackprop_paper.experiments.recipe import PointEstimate, seeded
+from bayesbackprop_paper.experiments.recipe import Outputs, PointEstimate, train_falling
 from bayesbackprop_paper.experiments.truth import Figures, Run
 
 TASK = "MNIST to Fashion-MNIST"
@@ -45,26 +43,18 @@ class Size(NamedTuple):
     draws: int = 100
 
 
-class Outputs:
-    """What predicts by the outputs of several plain networks, or of one that has random parts."""
-
-    def __init__(self, outputs: Callable[..., list[Tensor]]) -> None:
-        self._outputs = outputs
-
-    @torch.no_grad()
-    def predict(self, *args: Any, draws: int, seed: int | None, **kwargs: Any) -> Predictive:
-        """The predictive distribution for the inputs."""
-        with seeded(0 if seed is None else seed):
-            outputs = self._outputs(*args, draws=draws, **kwargs)
-        return predictive(Categorical(), torch.stack(outputs), len(outputs))
-
-
-def _train(objective: Any, images: Split, epochs: int, size: Size, seed: int, lr: float, rho_rate: float = 1.0) -> None:
+def _train(
+    objective: FreeEnergy | PointEstimate,
+    images: Split,
+    epochs: int,
+    size: Size,
+    seed: int,
+    lr: float,
+    rho_rate: float = 1.0,
+) -> None:
     """Adam with a rate that falls to 0."""
-    batches = Batches(*images, size.batch_size, seed)
     optimiser = Adam(objective.param_groups(lr, rho_lr=rho_rate * lr))
-    falling = CosineAnnealingLR(optimiser, epochs * len(batches))
-    fit(objective, batches, epochs=epochs, optimiser=optimiser, scheduler=falling, seed=seed)
+    train_falling(objective, optimiser, Batches(*images, size.batch_size, seed), epochs, seed)
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,4 +1,7 @@
-"""How the networks of the experiments are trained: a schedule, and a folder where a run can be killed at any moment."""
+"""How the networks of the experiments are trained, and how plain ones predict.
+
+A run in a folder of its own, which can be killed at any moment, is an :class:`Experiment`.
+"""
 
 import json
 import math
@@ -10,14 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from bayesbackprop._engine import evaluating
 from bayesbackprop._errors import check_count, check_not_negative, check_positive, check_probability, invalid
 from bayesbackprop._files import read, write_checkpoint
 from bayesbackprop.callbacks import Averaging, Best, Callback, Checkpoint, Progress, Records
-from bayesbackprop.likelihoods import Likelihood
+from bayesbackprop.likelihoods import Categorical, Likelihood
 from bayesbackprop.objective import Cost, FreeEnergy
+from bayesbackprop.prediction import Predictive, predictive
 from bayesbackprop.priors import Prior
 from bayesbackprop.training import Batches, Record, fit
 
@@ -126,6 +130,28 @@ class PointEstimate(nn.Module):
             return Cost(likelihood, torch.zeros(()), 0.0)
         complexity = -sum((self.prior.log_density(p).sum() for p in self.net.parameters()), torch.zeros(()))
         return Cost(likelihood, complexity, 1 / self.n)
+
+
+class Outputs:
+    """What predicts classes by the outputs of several plain networks, or of one that has random parts."""
+
+    def __init__(self, outputs: Callable[..., list[Tensor]]) -> None:
+        self._outputs = outputs
+
+    @torch.no_grad()
+    def predict(self, *args: Any, draws: int, seed: int | None, **kwargs: Any) -> Predictive:
+        """The predictive distribution for the inputs."""
+        with seeded(0 if seed is None else seed):
+            outputs = self._outputs(*args, draws=draws, **kwargs)
+        return predictive(Categorical(), torch.stack(outputs), len(outputs))
+
+
+def train_falling(
+    objective: FreeEnergy | PointEstimate, optimiser: torch.optim.Optimizer, batches: Batches, epochs: int, seed: int
+) -> None:
+    """Train with a rate that falls to 0 as a cosine."""
+    falling = CosineAnnealingLR(optimiser, epochs * len(batches))
+    fit(objective, batches, epochs=epochs, optimiser=optimiser, scheduler=falling, seed=seed)
 
 
 class Experiment:

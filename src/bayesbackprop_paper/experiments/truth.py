@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from bayesbackprop._errors import Described, invalid
 from bayesbackprop._files import write_atomically
 from bayesbackprop._version import __version__
 from bayesbackprop_paper.experiments.records import locked
@@ -47,9 +48,44 @@ def collect(path: Path, runs: Iterable[Run], measure: Callable[[Run], Figures], 
 
 
 def entries(path: Path) -> dict[str, Any]:
-    """What :func:`collect` wrote, nothing if there is no file."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    """What :func:`collect` wrote, nothing if there is no file. A file that it did not write is refused."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise invalid(
+            "path", "entries", "a file of JSON that `bbb truth` wrote", Described(f"{path}: {error}")
+        ) from None
+    if not isinstance(found, dict):
+        raise invalid("path", "entries", "a file with an entry for each run", Described(str(path)))
+    for name, entry in found.items():
+        if wrong := _wrong(entry):
+            constraint = "a file whose entries have " + ", ".join(_FIELDS)
+            raise invalid("path", "entries", constraint, Described(f"{path}, whose entry {name!r} has no such {wrong}"))
     return found
+
+
+# What an entry has, and of which type each is.
+_FIELDS: Mapping[str, Any] = {
+    "task": str,
+    "method": str,
+    "seed": int,
+    "figures": dict,
+    "seconds": int | float,
+    "command": str,
+    "version": str,
+}
+
+
+def _wrong(entry: Any) -> str:
+    """Which field of an entry is missing or of another type; empty if none is."""
+    if not isinstance(entry, dict):
+        return "fields"
+    for name, kind in _FIELDS.items():
+        if not isinstance(entry.get(name), kind):
+            return name
+    return "" if all(isinstance(value, int | float) for value in entry["figures"].values()) else "figures"
 
 
 def table(found: Mapping[str, Any]) -> str:

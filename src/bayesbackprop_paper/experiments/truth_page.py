@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bayesbackprop._errors import invalid
 from bayesbackprop._files import write_atomically
 from bayesbackprop._version import __version__
-from bayesbackprop_paper.experiments import defaults, figures, nuts, uci
+from bayesbackprop_paper.experiments import compression, defaults, figures, networks, nuts, uci
 from bayesbackprop_paper.experiments.recipe import seeded
 from bayesbackprop_paper.experiments.records import locked
 from bayesbackprop_paper.experiments.truth import entries
@@ -71,6 +71,21 @@ SECTIONS: Mapping[str, Section] = {
         "digit the former is the more uncertain one, FPR95 the fraction of clothes that pass where 95 % of the digits "
         "do. Ours, and the networks with dropout, have trained longer than the members of the ensemble: each method as "
         "its recipe says. What the figures do not say is in [digits against clothes](decisions/ood.md).",
+    ),
+    "networks": Section(
+        "Convolutional networks",
+        "LeNet-5 and ResNet-20, from random weights, by every method for as many epochs. The ensemble has five times "
+        "the training. AUROC is the probability that, of an image of the other data set and one of its own test set, "
+        "the former has the higher predictive entropy. How the recipes were chosen is in "
+        "[convolutional networks](decisions/networks.md).",
+        networks.verdicts,
+    ),
+    "compression": Section(
+        "How small LeNet-5 gets",
+        "Caffe's LeNet-5 of 431,080 weights on MNIST. 100x is a hundredth of them: those with the highest "
+        "signal-to-noise ratio, the rest are 0. The error is that of the network at the posterior mean. *Pruned* takes "
+        "the trained network as it is, *pruned and trained on* goes from level to level and trains what is left.",
+        compression.verdicts,
     ),
     "calibration": Section(
         "Calibration", "Whether of all predictions with probability p the fraction p is true, on held-out data."

@@ -1,7 +1,6 @@
 """The other networks are those that their names say, and every estimator steps through them."""
 
 import pytest
-import torch
 from torch import nn
 
 from bayesbackprop_paper.bench import networks, report
@@ -34,17 +33,6 @@ def test_a_batch_has_an_output_for_each_class(task: Task) -> None:
     x, y = task.data(3)
     assert task.net()(x).shape == (3, 10)
     assert y.shape == (3,)
-
-
-def test_a_residual_block_without_weights_adds_nothing_to_its_input() -> None:
-    """Where it has half the positions and more channels, they are the even positions, and the new channels are 0."""
-    x = torch.rand(2, 3, 8, 8)
-    block = networks.Block(3, 5, 2, nn.Conv2d).eval()
-    for parameter in block.parameters():
-        nn.init.zeros_(parameter)
-    outputs = block(x)
-    assert torch.equal(outputs[:, :3], x[:, :, ::2, ::2])
-    assert torch.equal(outputs[:, 3:], torch.zeros(2, 2, 4, 4))
 
 
 def test_every_estimator_and_prediction_of_every_network_has_a_row() -> None:

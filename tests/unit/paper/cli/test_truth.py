@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from bayesbackprop_paper.cli import truth as command
-from bayesbackprop_paper.experiments import nuts, ood, uci
+from bayesbackprop_paper.experiments import compression, networks, nuts, ood, uci
 from commands import bbb
 
 pytestmark = pytest.mark.identities
@@ -49,6 +49,49 @@ def test_uci_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert numbers == {"protein": [0, 1, 2], "yacht": [0, 1, 2, 3, 4]}
     assert "in 90 % intervals of ours: 0.900" in result.stdout
     assert bbb("truth", "uci", "--task", "iris").exit_code == 2
+
+
+def test_networks_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = []
+    figures = {"error %": 1.0, "NLL": 0.1, "ECE %": 0.5, "AUROC entropy": 0.9, "seconds of training": 1.0}
+    monkeypatch.setattr(networks, "measure", lambda task, run: measured.append((task, run)) or figures)
+    options = ("truth", "networks", "--network", "LeNet-5", "--results", tmp_path, "--seeds", 1)
+    for epochs in (2, 2, 3):  # the second finds all of them
+        result = bbb(*options, "--epochs", epochs)
+        assert result.exit_code == 0, result.output
+    assert [task.extent.epochs for task, _ in measured] == [2] * 2 * len(networks.METHODS) + [3] * 2 * len(
+        networks.METHODS
+    )
+    assert all(task.name == run.task for task, run in measured)
+    assert [run.method for _, run in measured[: len(networks.METHODS)]] == list(networks.METHODS)
+    assert list(dict.fromkeys(task.data for task, _ in measured)) == ["MNIST", "Fashion-MNIST"]
+    assert "of the single networks, plain has the lowest NLL" in result.stdout
+    for option in ("--method", "--data", "--network"):
+        assert bbb("truth", "networks", option, "guess").exit_code == 2
+
+
+def test_compression_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = []
+    monkeypatch.setattr(compression, "measure", lambda plan, run: measured.append(run) or {"error % at 1x": 0.5})
+    for _ in range(2):
+        result = bbb("truth", "compression", "--results", tmp_path, "--seeds", 2)
+        assert result.exit_code == 0, result.output
+    methods = list(compression.METHODS)
+    assert [(run.method, run.seed) for run in measured] == [(name, seed) for seed in (0, 1) for name in methods]
+    assert "pruned, the smallest network with 1 % error or less: 1x." in result.stdout
+    assert bbb("truth", "compression", "--method", "guess").exit_code == 2
+
+
+def test_what_is_quick_is_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    figures = {"error %": 1.0, "NLL": 0.1, "ECE %": 0.5}
+    monkeypatch.setattr(networks, "measure", lambda *_: figures)
+    monkeypatch.setattr(compression, "measure", lambda *_: {"error % at 1x": 0.5})
+    for name in ("networks", "compression"):
+        result = bbb("truth", name, "--quick", "--seeds", 1)
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / "runs" / "quick" / f"{name}.json").exists()
+    assert not (tmp_path / "results").exists()
 
 
 def test_names_are_checked() -> None:

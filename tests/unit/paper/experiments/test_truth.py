@@ -1,6 +1,8 @@
 """Rows of figures that are kept as soon as they are there."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +38,42 @@ def test_the_table_has_means_and_spreads(tmp_path: Path) -> None:
     expected = "| moons | seeds | error | seconds |\n|---|---|---|---|\n| a | 2 | 1.5 (1 to 2) | 3 |\n"
     assert write_table(tmp_path / "x.json", found) == table(found) == expected
     assert (tmp_path / "x.md").read_text() == expected
+
+
+GOOD = {
+    "task": "moons",
+    "method": "a",
+    "seed": 0,
+    "figures": {"error": 0.5},
+    "seconds": 1.5,
+    "command": "bbb truth nuts",
+    "version": "0",
+}
+
+
+@pytest.mark.parametrize("field", GOOD)
+def test_an_entry_without_one_of_its_fields_is_refused(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "nuts.json"
+    path.write_text(json.dumps({"moons/a/0": GOOD}))
+    assert entries(path) == {"moons/a/0": GOOD}
+    path.write_text(json.dumps({"moons/a/0": {name: value for name, value in GOOD.items() if name != field}}))
+    with pytest.raises(ValueError, match=f"whose entry 'moons/a/0' has no such {field}"):
+        collect(path, RUNS, lambda _: {}, "bbb truth nuts")
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("{", "must be a file of JSON"),
+        ("[]", "with an entry for each run"),
+        (json.dumps({"moons/a/0": 1}), "no such fields"),
+        (json.dumps({"moons/a/0": {**GOOD, "figures": {"error": "none"}}}), "no such figures"),
+        (json.dumps({"moons/a/0": {**GOOD, "seed": "0"}}), "no such seed"),
+    ],
+)
+def test_a_file_that_was_not_written_here_is_refused_and_left_alone(content: Any, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "nuts.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=error):
+        collect(path, RUNS, lambda _: {}, "bbb truth nuts")
+    assert path.read_text() == content

@@ -54,6 +54,19 @@ def test_sections_come_in_their_order_and_unknown_ones_last(tmp_path: Path) -> N
     assert "0 of 0 " not in text
 
 
+def test_networks_have_a_section_with_what_their_rows_say(tmp_path: Path) -> None:
+    figures = {"error %": 1.0, "NLL": 0.1, "ECE %": 0.5}
+    better = {**figures, "NLL": 0.05}
+    (tmp_path / "networks.json").write_text(
+        rows(("MNIST", "plain", 0, figures), ("MNIST", "ours, diagonal", 0, better))
+    )
+    (tmp_path / "compression.json").write_text(rows(("MNIST", "pruned", 0, {"error % at 100x": 0.9})))
+    text = truth_page.write(tmp_path, tmp_path).read_text()
+    assert "MNIST: of the single networks, ours, diagonal has the lowest NLL and plain the lowest ECE;" in text
+    assert "| MNIST | NLL | 1 | 0.1 | **0.05** |" in text
+    assert "MNIST, pruned, the smallest network with 1 % error or less: 100x." in text
+
+
 def test_of_nothing_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'results' parameter of bbb truth page"):
         truth_page.write(tmp_path, tmp_path / "docs")
