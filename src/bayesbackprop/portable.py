@@ -6,6 +6,7 @@ wherever it is computed.
 """
 
 import copy
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -279,6 +280,9 @@ def _plain_normal(
 @contextmanager
 def _refusing(constraint: str) -> Iterator[None]:
     """Within it, whatever goes wrong is the network's fault; torch's exporters raise errors of many kinds."""
+    logger = logging.getLogger("torch.onnx")  # it says of each operation of torchvision that this is not installed
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's exporters warn of themselves
@@ -286,6 +290,8 @@ def _refusing(constraint: str) -> Iterator[None]:
     except Exception as error:
         reason = _innermost(error)
         raise invalid("network", "save_onnx", constraint, Described(f"an error of torch ({reason})")) from error
+    finally:
+        logger.setLevel(level)
 
 
 def _innermost(error: BaseException) -> str:

@@ -15,10 +15,27 @@ FOLDER = ROOT / "docs" / "notebooks"
 # What the text of each claims, checked where its cells have run.
 CLAIMS = {
     "classification": """
+import importlib.util
+
 assert verdict.scores.accuracy > 0.95 and verdict.scores.ece < 0.05
 assert min(each["entropy"].auroc for each in verdict.outside.values()) > 0.9
 assert verdict.scores.error_at_95 < 1 - verdict.scores.accuracy
 assert "nearly the same for all weights" in model.report((x[train], y[train]))
+methods = {"bayesbackprop", "plain", "deep ensemble", "MC dropout"}
+methods |= {"Laplace"} if importlib.util.find_spec("laplace") else set()  # of the extra `compare`
+assert comparison.verdicts.keys() == methods, comparison.notes
+assert abs(comparison.verdicts["bayesbackprop"].scores.nll - verdict.scores.nll) < 1e-3
+real = {name for name, each in differences.items() if abs(each.mean()) > 2 * errors[name]}
+assert real == methods & {"Laplace"}
+assert max(each.scores.ece for name, each in comparison.verdicts.items() if name != "Laplace") < 0.05
+if "Laplace" in methods:
+    assert comparison.verdicts["Laplace"].scores.ece > 0.2 and comparison.verdicts["Laplace"].scores.accuracy > 0.95
+strange = {name: each.outside["8 and 9"]["entropy"].auroc for name, each in comparison.verdicts.items()}
+assert min(strange.values()) > 0.93
+noticed = {name: each.outside["noise"]["entropy"].auroc for name, each in comparison.verdicts.items()}
+assert sorted(noticed, key=noticed.get)[::-1][: len(methods) - 3] == [*sorted(methods & {"Laplace"}), "bayesbackprop"]
+assert comparison.verdicts["deep ensemble"].outside["noise"]["epistemic"].auroc > noticed["bayesbackprop"]
+assert abs(comparison.verdicts["plain"].outside["noise"]["epistemic"].auroc - 0.5) < 1e-3
 """,
     "regression": """
 apart, joint = verdicts.values()
@@ -31,6 +48,10 @@ few, right = verdicts.values()
 assert few.scores.coverage_90 < 0.8 and 0.88 < right.scores.coverage_90 < 0.98
 assert right.scores.nll < few.scores.nll - 0.2
 assert abs(negative_binomial.likelihood.log_dispersion.exp().item() - 0.2) < 0.1
+assert [column.kind for column in table.columns] == ["number", "number", "category"]
+assert table.sentences[0].startswith("Worth it") and loaded.sentences == table.sentences
+assert 0.88 < inside < 0.99 and by_hand.rmse < rmse < 1.1 * by_hand.rmse
+assert predicted.equals(table.predict(table_of(*test)))
 """,
     "bandits": """
 assert all(abs(each.value - true[name]) < 3.5 * each.standard_error for name in found for each in found[name].values())
@@ -39,6 +60,28 @@ assert blind.outside > 0.5 and len(blind.warnings) >= 3
 assert all(0.9 < share / len(errors[estimator]) < 0.99 for estimator, share in held.items())
 ips, snips, dr = (torch.tensor(each).std() for each in errors.values())
 assert dr < snips < 0.5 * ips
+""",
+    "pretrained": """
+before, longer, of_last, of_all = verdicts.values()
+assert max(abs(each.scores.accuracy - before.scores.accuracy) for each in verdicts.values()) < 0.015
+assert max(of_last.scores.nll, of_all.scores.nll) < before.scores.nll
+assert min(of_last.scores.ece, of_all.scores.ece) > before.scores.ece
+assert all(each.shifts[shift].nll < before.shifts[shift].nll for each in (of_last, of_all) for shift in shifts)
+assert longer.shifts["noise"].nll > 1.1 * before.shifts["noise"].nll
+assert edge(x) < 0.01 < 0.1 < edge(turned(x_test, 90))
+assert angles[epistemic.index(max(epistemic))] == 30  # of the last model: all weights
+assert confidence[3] < 0.82 < 0.95 < confidence[-1]
+assert same > 0.97
+""",
+    "pruning": """
+assert len(differences) == 4 and max(differences.values()) < 1e-5
+assert max(by_mean[fraction] for fraction in (0.25, 0.5, 0.75)) < by_mean[0] + 0.004
+assert by_mean[0.9] < by_mean[0] + 0.03
+assert at_random[0.25] > by_mean[0.9] and by_mean[0.95] > 0.1
+assert repaired < 0.05 and bbb.pruning.weights_left(trained) == bbb.pruning.weights_left(pruned[0.95])
+assert size("posterior") > size("dense") > 6 * size("0.9")
+assert size("0.98") < size("0.95") < size("0.9") < size("mean.onnx") < size("ensemble.onnx")
+assert refused > 0.5
 """,
 }
 
@@ -79,6 +122,7 @@ def test_a_notebook_was_kept_as_it_ran(notebooks: ModuleType, name: str) -> None
     assert len(pictures) >= 2
     assert all(content.startswith(b"\x89PNG") and f"]({file})" in text for file, content in pictures.items())
     assert "<Figure size" not in text  # a picture that was not shown
+    assert "skipped:" not in text  # a method whose package was missing
 
 
 @pytest.mark.identities

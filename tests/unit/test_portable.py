@@ -1,5 +1,6 @@
 """Networks of a posterior outside of Python: torch.export, and ONNX by onnxruntime, are what torch computes."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,18 @@ def test_onnx_of_the_mean(tmp_path: Path) -> None:
     model, longer = fully_connected(bbb.Categorical()), torch.randn(9, 4)
     assert bbb.save_onnx(model, tmp_path / "mean.onnx", torch.randn(1, 4)) < CLOSE  # one row stands for any number
     assert_close(run(tmp_path / "mean.onnx", input=longer)[0], model.eval()(longer))
+
+
+def test_writing_a_file_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.INFO)  # a user's own choice, which stays
+    try:
+        bbb.save_onnx(fully_connected(bbb.Categorical()), tmp_path / "mean.onnx", torch.randn(5, 4))
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_onnx_of_a_draw_by_its_index(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A run in a folder of its own, which can be killed at any moment, is an :class:`E
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
