@@ -58,15 +58,15 @@ _OTHER = "which is damaged or of another run"
 
 
 class Checkpoint(Callback):
-    """Keeps all that a run needs to go on bit for bit in one file, and goes on from it if it is there.
+    """Saves everything a run needs to resume bit for bit in one file, and resumes from that file if it exists.
 
-    It is written before the first step, after each epoch, and when Ctrl-C or SIGTERM ends the run: then of the very
+    It is written before the first step, after each epoch, and when Ctrl-C or SIGTERM ends the run: then at the current
     step. A crash in the middle of a write leaves the old file intact. The file is never unpickled.
 
     Args:
         path: The file.
-        about: What makes a run the same, as far as JSON can say it. A file that says otherwise is refused.
-        every: Write it after every so many steps as well.
+        about: What identifies the run, as JSON. A file of another run is refused.
+        every: Also write it every so many steps.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class Averaging(Callback):
     """Averages the parameters over the steps, exponentially.
 
     The averages are what is evaluated, and what the model has at the end. The newest parameters have the weight
-    1 - ``factor``, so that the average spans 1 / (1 - factor) steps. Until a third of the steps so far are that many
-    they have 3 / (2 + step): the average soon forgets where the run began.
+    1 - ``factor``, so that the average spans 1 / (1 - factor) steps. While the run is shorter than three times that
+    span, they have 3 / (2 + step): the average soon forgets the initial parameters.
 
     Args:
         factor: In [0, 1): .999 spans 1000 steps.
@@ -355,7 +355,7 @@ class Progress(Callback):
 
     Args:
         title: What is being trained.
-        describe: What to say of the record of an epoch; unless given, all that was measured on held-out data.
+        describe: A description of the record of an epoch; by default everything measured on held-out data.
     """
 
     def __init__(self, title: str = "training", describe: Callable[[Record], str] = _measured) -> None:

@@ -1,4 +1,4 @@
-"""The wrapper: a network of the user's, a distribution on each of its weights, a prior and a likelihood."""
+"""The wrapper: the user's network with a distribution on each weight, a prior and a likelihood."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ class Bayesian(nn.Module):
 
     The parameters of ``net`` are the posterior means mu; this adds one rho for each, sigma = log(1 + exp(rho)). So
     ``net(x)`` is the prediction at the mean, ``net.state_dict()`` is an ordinary checkpoint, and ``model.net`` is the
-    way back. Not so of the families ``Mixture`` and ``Conditional``: they start at ``net`` and leave it as it is.
+    network itself. The families ``Mixture`` and ``Conditional`` differ: they start at ``net`` and do not change it.
 
     Args:
         net: Any module. It is used as it is, not copied.
@@ -158,7 +158,7 @@ class Bayesian(nn.Module):
 
     @property
     def output(self) -> Callable[[Any], Any] | None:
-        """What picks, from what the network returns, what the likelihood takes."""
+        """The function that picks the likelihood's argument from the output of the network."""
         return self._output
 
     # --- reading the posterior ---------------------------------------------------------------------------------------
@@ -167,15 +167,15 @@ class Bayesian(nn.Module):
     def posterior(self) -> dict[str, WeightPosterior]:
         """The posterior of each Bayesian parameter by name: ``mu``, ``rho``, ``sigma``, ``snr``, ``numel``.
 
-        Of the families ``Mixture`` and ``Conditional`` it is only where they started.
+        For the families ``Mixture`` and ``Conditional`` it is only the initial posterior.
         """
         return {name: parameter.q for name, parameter in self.engine().parameters.by_name.items()}
 
     def report(self, data: Data | None = None, *, draws: int = 100, seed: int | None = None) -> str:
-        """A table: what is Bayesian, with which prior and estimator, how uncertain it is, and why the rest is not.
+        """A table of what is Bayesian, with which prior and estimator and how uncertain, and why the rest is not.
 
         Given the training set, :func:`~bayesbackprop.diagnostics.diagnose` adds whether the posterior has been learnt,
-        with a line of advice on each of its figures.
+        with a line of advice for each figure.
         """
         moments = self.engine().moments()
         ratios = {name: each.mean.abs() / each.deviation for name, each in moments.items()}
@@ -223,7 +223,7 @@ class Bayesian(nn.Module):
         return groups
 
     def choose_estimator(self, inputs: Any) -> None:
-        """Take the estimator with the least noise for its price to train on such ``inputs``, unless one was given.
+        """Choose the estimator with the least noise for its cost on such ``inputs``, unless one was given.
 
         It is ``"local"`` for a fully connected network and a row of numbers for each example: twice the matrix
         products, and a fraction of the noise. Otherwise it is ``"shared"``. With convolutions the others cost more,
@@ -273,8 +273,8 @@ class Bayesian(nn.Module):
     ) -> Predictive:
         """The predictive distribution P(y|x) = E_q[P(y|x,w)]: the probabilities of ``draws`` networks, averaged.
 
-        The network runs in evaluation mode and without gradients. The same seed gives the same draws. What the network
-        keeps on itself is then that of the last draw.
+        The network runs in evaluation mode and without gradients. The same seed gives the same draws.
+        Attributes that the network sets hold the values of the last draw afterwards.
 
         Each example has exactly the predictive distribution of drawn networks. In fully connected networks its draws
         are made in the quickest way and need not be those of the other examples of the batch. Below 80 examples the
@@ -307,7 +307,7 @@ class Bayesian(nn.Module):
         inputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """What ``draws`` networks make of the inputs, ``[draws, ...]``, before :meth:`predict` averages it.
+        """The outputs of ``draws`` networks, ``[draws, ...]``, before :meth:`predict` averages them.
 
         Tensors are stacked wherever they are: in tuples, dicts, dataclasses, or objects such as caches.
         """
@@ -337,7 +337,7 @@ class Bayesian(nn.Module):
         return predictive(self.likelihood, outputs, 1)
 
     def ensemble(self, draws: int = 100, seed: int | None = None) -> Ensemble:
-        """A fixed ensemble of ``draws`` weight draws, kept in memory and used again for every prediction."""
+        """A fixed ensemble of ``draws`` weight draws, kept in memory and reused for every prediction."""
         draws = _checked_draws("ensemble", draws)
         engine = self.engine()
         names = list(engine.parameters.by_name)

@@ -54,7 +54,7 @@ class Cost(Tensor):
     """The cost of a minibatch: a loss, total = likelihood + complexity_weight * complexity, in nats per example.
 
     It is a tensor like any other loss: ``cost.backward()``, ``float(cost)``, ``(cost / 4).backward()``. Its parts are
-    there by name, and it unpacks: ``total, likelihood, complexity, weight = cost``.
+    attributes, and it unpacks: ``total, likelihood, complexity, weight = cost``.
 
     Args:
         likelihood: The likelihood cost: the mean negative log-likelihood of an example.

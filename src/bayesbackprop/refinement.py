@@ -1,7 +1,7 @@
-"""Markov chains that take draws of a posterior to the exact one: Hamiltonian Monte Carlo, for small networks.
+"""Markov chains that move draws of a posterior to the exact one: Hamiltonian Monte Carlo, for small networks.
 
-This is not variational: what a family cannot say, these draws still can, at the price of many passes over all the data.
-Every network drawn is a chain of its own. In units of the prior's standard deviations theta, with momenta p ~ N(0, I),
+This is not variational: it reaches posteriors that no family can represent, at the cost of many passes over all data.
+Every drawn network is a chain of its own. In units of the prior's standard deviations theta, with momenta p ~ N(0, I),
 
 U(theta) = -log P(D|w) - log P(w),  p <- p - e/2 dU/dtheta,  theta <- theta + e p,  p <- p - e/2 dU/dtheta
 
@@ -85,7 +85,7 @@ def refine(
     seed: int | None = None,
     progress: bool = True,
 ) -> Refined:
-    """Draws from the posterior of ``model``, moved towards the exact one by Hamiltonian Monte Carlo.
+    """Draws from the posterior of ``model``, moved to the exact one by Hamiltonian Monte Carlo.
 
     For small networks: there are ``iterations * leapfrogs`` passes over all the data, forward and back, of all
     ``draws`` networks at once. In the first half of the iterations the step is adapted; it is then fixed. A warning

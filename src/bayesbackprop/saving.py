@@ -21,14 +21,14 @@ from bayesbackprop.priors import Prior
 def save(model: Bayesian, path: str | os.PathLike[str], *, frozen: bool = True) -> None:
     """Write ``model`` to ``path``, atomically. Parameters that are not finite are refused.
 
-    The file is of the model between two steps of ``fit`` in another thread, which waits while the model is copied to
-    the file, though not until that is on the disk. In memory nothing is copied.
+    If another thread runs ``fit``, the file holds the model between two of its steps. ``fit`` waits while the model is
+    written, but not until it is on the disk. Nothing is copied in memory.
 
     Args:
         model: The model.
         path: Where to.
-        frozen: Whether the file holds the parameters that are not trained (``requires_grad=False``) too. Without them
-            it is small where adapters of a large network are Bayesian, and ``load`` needs a network that has them.
+        frozen: Whether the file also holds the parameters that are not trained (``requires_grad=False``). Without them
+            it is small if only adapters of a large network are Bayesian, and ``load`` needs a network that has them.
     """
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
@@ -72,9 +72,9 @@ def load(
         net: The network. It is changed only after the whole file has been checked against it. One on the meta device
             gets its memory then, on torch's default device, so that its weights exist only once. What a file was
             written without, ``save(..., frozen=False)``, it must have.
-        likelihood: Needed where the model had a likelihood of the user's own, which a file cannot hold.
-        prior: Needed where the model had a prior of the user's own.
-        output: Needed where the model picked what its likelihood takes by a function, ``Bayesian(..., output=...)``.
+        likelihood: Needed if the model had a likelihood of the user's own, which a file cannot hold.
+        prior: Needed if the model had a prior of the user's own.
+        output: Needed if the model was made with ``Bayesian(..., output=...)``.
     """
     if not isinstance(net, nn.Module):
         raise invalid("net", "load", "a torch.nn.Module", net)

@@ -1,4 +1,4 @@
-"""Adam: the numbers of torch's, with as little traffic to memory as possible.
+"""Adam: the same numbers as torch's, with as little memory traffic as possible.
 
 With g the gradient of a parameter x at step t, lr its learning rate and d its weight decay:
 
@@ -131,8 +131,8 @@ class Adam(AdamW, Postponing):
     and float64 on the CPU are updated by one call of a kernel, all others by torch's own functions. The numbers are
     torch's to rounding.
 
-    Two things differ. There is a second way to take a step, :meth:`backward`, which is quicker. And weight decay,
-    none unless given, is given in groups, so that it cannot befall rho by accident:
+    Two things differ. :meth:`backward` is a second, faster way to take a step. And weight decay, which is 0 by default,
+    is given in groups, so that it cannot reach rho by accident:
     ``model.param_groups(weight_decay=1e-2)`` has it for the network alone.
 
     Args:
@@ -244,9 +244,9 @@ class Adam(AdamW, Postponing):
         return 0.0 if self._postponed is None else self._postponed[0].sum_of_squares()
 
     def minimise(self, objective: nn.Module, inputs: Any, targets: Any, **options: Any) -> Tensor:
-        """A whole training step: the cost of a minibatch, its gradients, a look at them, and the update.
+        """A whole training step: the cost of a minibatch, its gradients, a check that they are finite, and the update.
 
-        It is what these lines do, in less time::
+        It does the same as these lines in less time::
 
             optimiser.zero_grad()
             cost = objective(inputs, targets, **options)
@@ -342,7 +342,7 @@ class Adam(AdamW, Postponing):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take a step with the gradients that there are.
+        """Take a step with the gradients computed so far.
 
         Args:
             closure: A function that computes them and returns the cost, for those who let the optimiser call it.

@@ -132,7 +132,7 @@ class IVON(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take a step with the gradients that there are.
+        """Take a step with the gradients computed so far.
 
         Args:
             closure: A function that computes them and returns the cost, for those who let the optimiser call it.
