@@ -69,7 +69,7 @@ def write_results(folder: Path) -> Path:
     table2.write(
         folder / "table2.csv", [table2.Row(1200, 0, removed, left, 1.35, *costs) for removed, left, *costs in pruned]
     )
-    recipe = {**asdict(table2.RECIPE), "command": command}
+    recipe = {**asdict(table1.RECIPES["bbb-mixture"]), "command": command}
     (folder / "table2.json").write_text(json.dumps({"1200 units": recipe}))
     return folder
 

@@ -259,7 +259,7 @@ def _upgrade(path: Path, optimiser: torch.optim.Optimizer, scheduler: LambdaLR, 
         groups = [{**group, "lr": group["initial_lr"] * factor} for group in optimiser.state_dict()["param_groups"]]
         follows = {"last_epoch": step, "_step_count": step + 1, "_last_lr": [group["lr"] for group in groups]}
         metadata |= {
-            "about": {"schedule.epsilon": Schedule.epsilon, **about},
+            "about": {"schedule.epsilon": Schedule.epsilon, "schedule.settling": Schedule.settling, **about},
             "state": {**state, "taken": taken, "examples": taken * size, "sums": sums},
             "optimiser": {"groups": groups, "slots": {}},
             "scheduler": {**scheduler.state_dict(), **follows},

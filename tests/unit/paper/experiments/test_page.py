@@ -31,7 +31,7 @@ def test_the_summary_of_nothing_has_no_rows(tmp_path: Path) -> None:
 
 def test_the_summary_by_hand(tmp_path: Path) -> None:
     header = "method,units,temperature,seed,epochs,selected_epoch,validation_error,test_error,seconds,prediction\n"
-    rows = ["bbb-mixture,400,1,0,40,3,1.5,1.4", "bbb-mixture,400,1,1,40,3,1.5,1.6", "sgd,400,1,0,40,3,1.5,9.9"]
+    rows = ["bbb-mixture,400,1,0,60,3,1.5,1.4", "bbb-mixture,400,1,1,60,3,1.5,1.6", "sgd,400,1,0,40,3,1.5,9.9"]
     rows += ["bbb-mixture,800,0.1,0,9,3,1.5,1.2"]
     (tmp_path / "table1.csv").write_text(header + "".join(f"{row},9,mean\n" for row in rows))
     (tmp_path / "table2.csv").write_text(
@@ -57,7 +57,7 @@ def test_the_summary_by_hand(tmp_path: Path) -> None:
     (tmp_path / "bench" / "step.json").write_text(json.dumps([*entries, {**entries[2], "units": 400, "ratio_sgd": 99}]))
     assert page.summary(tmp_path).splitlines()[2:] == [
         "| a training step of a-b, in plain SGD steps | 1.62 | BLiTZ 7.0 | `bbb that` |",
-        "| MNIST test error, 2x400/800/1200, the paper's cost, 40 epochs (2/0/0 seeds) | 1.50 / not run / not run % "
+        "| MNIST test error, 2x400/800/1200, the paper's cost, 60 epochs (2/0/0 seeds) | 1.50 / not run / not run % "
         "| paper 1.36 / 1.34 / 1.32 %, 600 epochs | `bbb reproduce table1 --method bbb-mixture` |",
         "| MNIST test error, 2x400/800/1200, complexity at temperature 0.1, 9 epochs (0/1/0 seeds) | not run / 1.20 / "
         "not run % | paper 1.36 / 1.34 / 1.32 %, 600 epochs "
