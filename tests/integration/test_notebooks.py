@@ -40,6 +40,13 @@ assert all(0.9 < share / len(errors[estimator]) < 0.99 for estimator, share in h
 ips, snips, dr = (torch.tensor(each).std() for each in errors.values())
 assert dr < snips < 0.5 * ips
 """,
+    "lora": """
+before, apart, joint = (figures[name] for name in ("before", "plain LoRA", "Bayesian LoRA"))
+assert all(joint[measure] < apart[measure] for measure in ("error", "nll", "ece", "kl"))
+assert joint["kl"] < 0.7 * apart["kl"] and apart["kl"] < before["kl"]
+assert same and all("lora_" in name for name in model.posterior)
+assert surest["Bayesian LoRA"] < surest["plain LoRA"]
+""",
 }
 
 
