@@ -83,6 +83,13 @@ assert size("posterior") > size("dense") > 6 * size("0.9")
 assert size("0.98") < size("0.95") < size("0.9") < size("mean.onnx") < size("ensemble.onnx")
 assert refused > 0.5
 """,
+    "lora": """
+before, apart, joint = (figures[name] for name in ("before", "plain LoRA", "Bayesian LoRA"))
+assert all(joint[measure] < apart[measure] for measure in ("error", "nll", "ece", "kl"))
+assert joint["kl"] < 0.7 * apart["kl"] and apart["kl"] < before["kl"]
+assert same and all("lora_" in name for name in model.posterior)
+assert surest["Bayesian LoRA"] < surest["plain LoRA"]
+""",
 }
 
 

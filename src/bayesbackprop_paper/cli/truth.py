@@ -10,7 +10,7 @@ import rich.console
 import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
-from bayesbackprop_paper.experiments import compression, defaults, networks, nuts, ood, truth, truth_page, uci
+from bayesbackprop_paper.experiments import compression, defaults, lora, networks, nuts, ood, truth, truth_page, uci
 
 app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
@@ -98,6 +98,23 @@ def truth_ood(
     measured(
         "ood", [truth.Run(ood.TASK, method, seed) for seed in range(seeds) for method in names], ood.measure, results
     )
+
+
+@app.command("lora")
+def truth_lora(
+    methods: Methods = None,
+    seeds: Seeds = 5,
+    results: Results = _RESULTS,
+    threads: Threads = 1,
+) -> None:
+    """Answers of a small language model beside the true ones, after plain and Bayesian LoRA on few sentences.
+
+    Example: `bbb truth lora --method Bayesian --seeds 1`
+    """
+    set_threads(threads)
+    names = chosen(methods, list(lora.METHODS), "--method")
+    runs = [truth.Run(lora.TASK, method, seed) for seed in range(seeds) for method in names]
+    measured("lora", runs, lora.measure, results)
 
 
 @app.command("uci")

@@ -22,7 +22,7 @@ from bayesbackprop_paper.experiments.truth import entries
 # Figures of which more is better, by how their names begin; of all others less is.
 _HIGHER = ("accuracy", "AUROC", "log-likelihood")
 # Figures that should equal a number, so that neither the highest nor the lowest is the best.
-_LEVEL = ("coverage", "in ", "acceptance", "R-hat")
+_LEVEL = ("coverage", "in ", "acceptance", "R-hat", "confidence - accuracy")
 
 _HEAD = """# Truth
 
@@ -86,6 +86,14 @@ SECTIONS: Mapping[str, Section] = {
         "signal-to-noise ratio, the rest are 0. The error is that of the network at the posterior mean. *Pruned* takes "
         "the trained network as it is, *pruned and trained on* goes from level to level and trains what is left.",
         compression.verdicts,
+    ),
+    "lora": Section(
+        "Fine-tuning on few sentences",
+        "A small language model learns from 240 sentences what 32 animals eat in winter. The text is made, so how "
+        "often each answer is true is known, and every figure is an expectation over all questions: no labels were "
+        "drawn. KL is the divergence from the true answers. AUROC is the probability that of a question about an "
+        "animal that no sentence told about and one about another the former has the higher entropy. What else was "
+        "tried is in [Bayesian LoRA](decisions/lora.md); in use: [notebook](notebooks/lora.md).",
     ),
     "calibration": Section(
         "Calibration", "Whether of all predictions with probability p the fraction p is true, on held-out data."

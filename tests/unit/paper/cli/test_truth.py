@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from bayesbackprop_paper.cli import truth as command
-from bayesbackprop_paper.experiments import compression, networks, nuts, ood, uci
+from bayesbackprop_paper.experiments import compression, lora, networks, nuts, ood, uci
 from commands import bbb
 
 pytestmark = pytest.mark.identities
@@ -36,6 +36,16 @@ def test_ood_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert [(run.method, run.seed) for run in measured] == [(name, seed) for seed in (0, 1) for name in ood.METHODS]
     assert "AUROC entropy" in result.stdout
     assert bbb("truth", "ood", "--method", "guess").exit_code == 2
+
+
+def test_lora_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = []
+    monkeypatch.setattr(lora, "measure", lambda run: measured.append(run) or {"NLL": 0.5})
+    result = bbb("truth", "lora", "--method", "plain", "--results", tmp_path, "--seeds", 2)
+    assert result.exit_code == 0, result.output
+    assert [(run.method, run.seed) for run in measured] == [("plain", 0), ("plain", 1)]
+    assert result.stdout.strip() == (tmp_path / "lora.md").read_text().strip()
+    assert bbb("truth", "lora", "--method", "guess").exit_code == 2
 
 
 def test_uci_by_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
