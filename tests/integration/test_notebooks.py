@@ -88,7 +88,12 @@ before, apart, joint = (figures[name] for name in ("before", "plain LoRA", "Baye
 assert all(joint[measure] < apart[measure] for measure in ("error", "nll", "ece", "kl"))
 assert joint["kl"] < 0.7 * apart["kl"] and apart["kl"] < before["kl"]
 assert same and all("lora_" in name for name in model.posterior)
+assert min(each["ece"] for each in figures.values()) == before["ece"] and before["kl"] > 1
+assert all(mine < its for mine, its in zip(sure["Bayesian LoRA"], sure["plain LoRA"], strict=True))
+assert all(mine > its for mine, its in zip(often["Bayesian LoRA"], often["plain LoRA"], strict=True))
 assert surest["Bayesian LoRA"] < surest["plain LoRA"]
+assert all(values[~known].mean() > values[known].mean() for values in measures.values())
+assert max(detection, key=detection.get) == "Bayesian LoRA, epistemic part"
 """,
 }
 

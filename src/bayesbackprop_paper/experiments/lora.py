@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bayesbackprop import Bayesian, Categorical, FreeEnergy, Normal
 from bayesbackprop.evaluation import BINS, auroc
-from bayesbackprop.prediction import Predictive, predictive
+from bayesbackprop.prediction import ClassPredictive, Predictive, predictive
 from bayesbackprop_paper.experiments.recipe import Examples, seeded
 from bayesbackprop_paper.experiments.truth import Figures, Run
 
@@ -107,10 +107,11 @@ def world(seed: int, size: Size) -> World:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     options: dict[str, Any] = {"vocab_size": len(WORDS), "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 4}
-    options |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+    options |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.1}
+    options |= {"bos_token_id": None, "eos_token_id": None}
     generator = torch.Generator().manual_seed(seed)
     with seeded(seed):
-        base = GPT2LMHeadModel(GPT2Config(**options, initializer_range=0.1))  # type: ignore[no-untyped-call]
+        base: nn.Module = GPT2LMHeadModel(GPT2Config(**options))  # type: ignore[no-untyped-call]
     anything = torch.full((len(ANIMALS), len(FOODS)), 1 / len(FOODS))
     known = {"summer": habits(generator), "winter": anything}
     for _ in _steps(size.pretraining, base.parameters(), 5e-3):
@@ -203,9 +204,10 @@ def measure(run: Run, size: Size = Size()) -> Figures:  # noqa: B008 (it cannot 
     """How far the answers are from the truth, and whether animals that no sentence was about are noticed."""
     of = world(run.seed, size)
     predicted, animal = METHODS[run.method](of, run.seed, size), questions("winter")[1]
+    assert isinstance(predicted, ClassPredictive), "foods are classes"
     told = animal < _TOLD
     return {
-        **scores(predicted.mean[told], of.habits[animal[told]]),
+        **scores(predicted.probs[told], of.habits[animal[told]]),
         "AUROC new animals": auroc(predicted.entropy[told], predicted.entropy[~told]),
     }
 
