@@ -1,5 +1,6 @@
 """The pages of docs: their examples run, and the results are those that were measured."""
 
+import json
 import re
 from pathlib import Path
 from statistics import fmean
@@ -8,10 +9,21 @@ import pytest
 from typer.testing import CliRunner
 
 from bayesbackprop._cli import app
-from bayesbackprop_paper.experiments import defaults, page, truth, truth_page
+from bayesbackprop._version import __version__
+from bayesbackprop_paper.experiments import defaults, mnist, page, table1, truth, truth_page
 from repository import ROOT
 
 pytestmark = pytest.mark.identities
+
+
+def test_every_row_of_table_1_can_be_trained_again() -> None:
+    entries = json.loads((ROOT / "results" / "table1.json").read_text())
+    table = table1.read(ROOT / "results" / "table1.csv")
+    rows = {(row.method, row.units, row.temperature, row.seed, row.epochs) for row in table}
+    configs = {name: mnist.configuration(entry) for name, entry in entries.items()}
+    assert {name: table1.name_of(config) for name, config in configs.items()} == {name: name for name in entries}
+    assert {(each.row, each.units, each.temperature, each.seed, each.epochs) for each in configs.values()} == rows
+    assert {entry["version"] for entry in entries.values()} == {__version__}
 
 
 def test_the_results_page_is_what_was_measured(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def describe(config: Config) -> dict[str, object]:
 
 
 # Fields that configurations did not have from the start.
-_LATER = ("estimator", "complexity", "hidden_sigma", "prediction", "start")
+_LATER = ("estimator", "complexity", "hidden_sigma", "dropout", "prediction", "start")
 
 
 def configuration(made: Mapping[str, Any]) -> Config:
