@@ -71,6 +71,8 @@ class Config:
         draws: Monte Carlo samples a step.
         estimator: How the noise of the weights enters a training step.
         complexity: Whether the complexity cost is sampled, as in the paper, or its expectation in closed form.
+        minibatch_weights: How the minibatches of an epoch share the complexity cost: alike, or as the paper has it,
+            the first half of it, the second a quarter, and so on.
         pi: Of the scale mixture.
         sigma1: Of the scale mixture, the slab.
         sigma2: Of the scale mixture, the spike.
@@ -93,6 +95,7 @@ class Config:
     draws: int = 1
     estimator: Estimator = "shared"
     complexity: Literal["sampled", "closed"] = "sampled"
+    minibatch_weights: Literal["uniform", "geometric"] = "uniform"
     pi: float = 0.25
     sigma1: float = math.exp(-1)
     sigma2: float = math.exp(-7)
@@ -116,6 +119,7 @@ class Config:
         check_not_negative("Config", temperature=self.temperature)
         check_choice("Config", ESTIMATORS, estimator=self.estimator)
         check_choice("Config", ("sampled", "closed"), complexity=self.complexity)
+        check_choice("Config", ("uniform", "geometric"), minibatch_weights=self.minibatch_weights)
         check_choice("Config", ("selected", "draws"), prediction=self.prediction)
         if self.prediction == "draws" and not self.is_bayesian:
             raise invalid("prediction", "Config", "'selected' where there is no distribution on the weights", "draws")
@@ -145,7 +149,7 @@ class Config:
         """What one may tune: other numbers change nothing with this method."""
         names = {"learning_rate"}
         if self.is_bayesian:
-            names |= {"draws", "estimator", "complexity", "temperature", "rho_rate", "sigma"}
+            names |= {"draws", "estimator", "complexity", "minibatch_weights", "temperature", "rho_rate", "sigma"}
         names |= {"pi", "sigma1", "sigma2"} if self.method == "bbb-mixture" else set()
         names |= {"prior_sigma"} if self.method in ("bbb-gaussian", "map-gaussian", "map-laplace") else set()
         names |= {"dropout"} if self.method == "dropout" else set()
@@ -222,8 +226,15 @@ def prepare(config: Config, n: int, folder: Path, start: Path | None = None) -> 
     if config.is_bayesian:
         options = {"sigma": _initial_sigmas(config, net), "estimator": config.estimator, "seed": config.seed}
         model = Bayesian(net, Categorical(), config.prior, **options)  # type: ignore[arg-type]
-        cost = {"complexity": config.complexity, "temperature": config.temperature}
-        objective = FreeEnergy(model, n, draws=config.draws, **cost)  # type: ignore[arg-type]
+        objective = FreeEnergy(
+            model,
+            n,
+            draws=config.draws,
+            complexity=config.complexity,
+            minibatch_weights=config.minibatch_weights,
+            batch_size=min(n, config.schedule.batch_size),
+            temperature=config.temperature,
+        )
         return Experiment(objective, net, config.schedule, folder, about)
     prior = config.prior if config.method.startswith("map") else None
     return Experiment(PointEstimate(net, Categorical(), n, prior), net, config.schedule, folder, about=about)
@@ -323,7 +334,7 @@ def describe(config: Config) -> dict[str, object]:
 
 
 # Fields that configurations did not have from the start.
-_LATER = ("estimator", "complexity", "hidden_sigma", "dropout", "prediction", "start")
+_LATER = ("estimator", "complexity", "minibatch_weights", "hidden_sigma", "dropout", "prediction", "start")
 
 
 def configuration(made: Mapping[str, Any]) -> Config:

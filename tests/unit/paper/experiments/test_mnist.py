@@ -50,6 +50,15 @@ def test_point_estimates_by_hand(method: Any, density: Callable[..., Tensor] | N
     torch.testing.assert_close([w.grad for w in weights], list(expected))
 
 
+def test_minibatches_share_the_complexity_as_the_paper_has_it(tmp_path: Path) -> None:
+    """Two minibatches of 20 examples have two thirds and one third of it, each example a twentieth of that."""
+    config = Config(units=5, schedule=Schedule(batch_size=20), minibatch_weights="geometric")
+    objective = mnist.prepare(config, 40, tmp_path).objective
+    x, y = torch.randn(20, 784), torch.randint(10, (20,))
+    weights = [objective(x, y, batch).complexity_weight.item() for batch in (0, 1)]
+    assert weights == pytest.approx([2 / 3 / 20, 1 / 3 / 20])
+
+
 def test_priors_of_the_methods() -> None:
     priors = {method: Config(method, prior_sigma=0.3, pi=0.5).prior for method in mnist.METHODS}  # type: ignore[arg-type]
     assert priors["map-gaussian"] == priors["bbb-gaussian"] == Normal(0.3)
