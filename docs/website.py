@@ -46,6 +46,8 @@ def faults(site: Path) -> Iterator[str]:
         # What the extension refuses, Markdown shows as code.
         for formula in re.findall(r"<code>math\s+(.*?)</code>", path.read_text(), re.DOTALL):
             yield f"{path.relative_to(site)}: this formula could not be typeset: {formula}"
+        for role in re.findall(r":(?:func|class|meth|mod|data|attr):<code>.*?</code>", path.read_text()):
+            yield f"{path.relative_to(site)}: this name shows its markup: {role}"
         for address, is_loaded in page.addresses:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:

@@ -104,6 +104,24 @@ def test_letters_that_browsers_would_not_show_are_refused(formulas: ModuleType) 
             formulas.mathml(latex)
 
 
+# --- names in docstrings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (":func:`fit` trains.", "<code>fit</code> trains."),
+        ("See :class:`~bayesbackprop.optim.Adam`.", "See <code>Adam</code>."),
+        (":meth:`Agent.decide`", "<code>Agent.decide</code>"),
+        ("`:func:`", "<code>:func:</code>"),
+    ],
+)
+def test_a_name_is_shown_without_its_role(monkeypatch: pytest.MonkeyPatch, text: str, shown: str) -> None:
+    markdown = pytest.importorskip("markdown")
+    roles = module("roles", monkeypatch)
+    assert markdown.markdown(text, extensions=[roles.makeExtension()]) == f"<p>{shown}</p>"
+
+
 # --- the pages as they were written -----------------------------------------------------------------------------------
 
 
@@ -120,10 +138,11 @@ def test_what_is_wrong_with_pages_is_found(website: ModuleType, tmp_path: Path) 
     assert list(website.faults(tmp_path)) == []
     (tmp_path / "c.html").write_text(
         '<a href="gone.html"></a><a href="a.html#gone"></a><img src="gone.png"><script src="https://example.org/x.js"></script>'
-        "<p><code>math\n\\unknown</code></p>"
+        "<p><code>math\n\\unknown</code></p><p>:func:<code>fit</code></p>"
     )
     assert list(website.faults(tmp_path)) == [
         "c.html: this formula could not be typeset: \\unknown",
+        "c.html: this name shows its markup: :func:<code>fit</code>",
         "c.html: gone.html leads nowhere",
         "c.html: a.html#gone has no such anchor",
         "c.html: gone.png leads nowhere",
