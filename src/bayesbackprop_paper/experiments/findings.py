@@ -38,9 +38,6 @@ _SPACE = "\N{NO-BREAK SPACE}"
 # The rows of Table 1 that the paper is about.
 _MIXTURE = "bbb-mixture"
 
-# The points of figure 5, as its panels call them.
-_VARIANTS = {"figure": "points as in the paper's figure", "formula": "points by the paper's formula"}
-
 
 class Grid(NamedTuple):
     """A small table. A cell may have two lines, so that a table fits a phone."""
@@ -209,7 +206,8 @@ def _table2(results: Path) -> dict[str, Finding]:
         ]
         caption = (
             f"2x{units}, means over {_count(len({row.seed for row in those}))}: the test error in % after removing the "
-            "weights with the lowest |mu| / sigma, the size of the sparse network's file, and its time for one image."
+            "weights with the lowest |mu| / sigma, the size of the sparse network's file, and its time for one image. "
+            "The network is that of the means; Table 1 averages draws."
         )
         tables.append(Grid(caption, ["removed", "error", "paper", "file", "time"], cells))
     each = [
@@ -321,7 +319,7 @@ def _fig5(path: Path) -> tuple[str, list[Grid]]:
     for row in rows:
         groups.setdefault((row.variant, row.method), []).append(row)
     cells = [
-        [f"{regression.STYLE[method][0]}\n{_VARIANTS[variant]}"]
+        [f"{regression.STYLE[method][0]}\n{regression.POINTS[variant]}"]
         + [f"{min(row.off for row in those):.2f}", f"{max(row.on for row in those):.2f}"]
         + [f"{100 * mean(getattr(row, name) for row in those):.0f} %" for name in ("coverage50", "coverage90")]
         for (variant, method), those in sorted(groups.items())
@@ -332,7 +330,7 @@ def _fig5(path: Path) -> tuple[str, list[Grid]]:
     }
     said = (
         f"Away from the data our 5-95 % band is at least {off['bbb']:.2f} times as wide as the paper's, a standard "
-        f"network's at least {off['standard']:.2f} times; the paper does not say which prior it used here."
+        f"network's {off['standard']:.2f} times; the paper does not say which prior it used here."
     )
     caption = (
         f"The width of the 5-95 % band, worst of {_count(len({row.seed for row in rows}))}: off the data relative to "

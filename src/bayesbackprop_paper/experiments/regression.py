@@ -28,6 +28,8 @@ from bayesbackprop_paper.experiments.records import write_line, write_rows
 
 Method = Literal["bbb", "standard"]
 Variant = Literal["figure", "formula"]
+# The points of each, as pictures and tables name them.
+POINTS: dict[str, str] = {"figure": "points as in the paper's figure", "formula": "points by the paper's formula"}
 
 METHODS: tuple[Method, ...] = get_args(Method)
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -265,7 +267,7 @@ def _panel(axes: Any, config: Config, curve: Curve) -> None:
     axes.plot(theirs["x"], theirs["median"], color="black", linestyle=":", linewidth=1, label="paper")
     for edge in ("lower", "upper"):
         axes.plot(theirs["x"], theirs[edge], color="black", linestyle=":", linewidth=0.6)
-    axes.set_title(f"{name}, {config.variant}", fontsize="medium")
+    axes.set_title(f"{name}\n{POINTS[config.variant]}", fontsize="medium")
     axes.set_ylim(-1.2, 2.2)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -269,20 +270,21 @@ def draw(rows: Iterable[Result], path: Path) -> None:
     papers = {(place, units): published(lines[place][0], units) for place in range(len(lines)) for units in columns}
     shown = [error for error, _, _ in cells.values()] + [paper for paper in papers.values() if paper is not None]
     margin = max(0.15, 0.1 * (max(shown) - min(shown)))
-    figure, (every,) = panels("test error %", "", 1, len(columns))
-    figure.set_size_inches(3.4 + 2.4 * len(columns), 1.4 + 0.42 * len(lines))
-    for axes, units in zip(every, columns, strict=True):
+    figure, every = panels("", "", len(columns), 1)  # one below the other: labels stay readable on a phone
+    figure.set_size_inches(6.4, 0.7 + len(columns) * (0.6 + 0.36 * len(lines)))
+    names = [f"{line_of(method, temperature)}, {epochs} epochs" for method, temperature, epochs in lines]
+    for axes, units in zip(every.flat, columns, strict=True):
         axes.set_title(f"2x{units}", fontsize="medium")
         axes.set_xlim(min(shown) - margin, max(shown) + margin)
         axes.set_ylim(-0.6, len(lines) - 0.4)
-        axes.set_yticks(range(len(lines)), [])
+        axes.set_yticks(range(len(lines)), [textwrap.fill(name, 30) for name in names], fontsize="small")
         for place, (method, temperature, epochs) in enumerate(lines):
             error, spread, _ = cells.get((method, temperature, units, epochs), (math.nan, math.nan, 0))
             axes.errorbar(error, place, xerr=spread, fmt="o", color=OURS, capsize=3)
             axes.plot(papers[place, units] or math.nan, place, "D", color=_PAPERS, fillstyle="none")
-    names = [f"{line_of(method, temperature)}\nepochs: {epochs}" for method, temperature, epochs in lines]
-    every[0].set_yticks(range(len(lines)), names, fontsize="small")
-    every[-1].plot([], [], "o", color=OURS, label="ours, mean and spread")
+    last = every.flat[-1]
+    last.set_xlabel("test error %")
+    last.plot([], [], "o", color=OURS, label="ours, mean and spread")
     if any(papers.values()):
-        every[-1].plot([], [], "D", color=_PAPERS, fillstyle="none", label="paper, 600 epochs")
+        last.plot([], [], "D", color=_PAPERS, fillstyle="none", label="paper, 600 epochs")
     finish(figure, figure, path, loc="outside lower right", ncols=2)
