@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from torch import nn
 
 from bayesbackprop._engine.rules import ESTIMATORS, Estimator, has_rule
+from bayesbackprop._engine.statistics import normalising
 from bayesbackprop._errors import Described, check_choice, invalid
 from bayesbackprop.families import AnyFamily, Conditional, Diagonal, Family
 from bayesbackprop.priors import Prior
@@ -58,6 +59,19 @@ def per_parameter(spec: T | Mapping[str, T], names: list[str], parameter: str) -
             raise invalid(parameter, "Bayesian", constraint, Described(f"only {list(spec)}"))
         values[name] = matching[0]
     return values
+
+
+def default_estimator(net: nn.Module) -> tuple[Estimator, str]:
+    """The estimator of a network for which none was given, and why if it is not the paper's.
+
+    A batch normalisation that trains normalises by the statistics of a batch. Where all examples share one draw these
+    are the draw's own, and what it adds to a unit for every example is taken out again. In evaluation the running
+    statistics are those of all draws, nothing is taken out, and predictions are blurred. With a draw for each
+    example, as ``flipout`` has it, the statistics of a batch are over draws too, and both are the same.
+    """
+    if any(layer.training for layer in normalising(net)):
+        return "flipout", "flipout for batch normalisation"
+    return "shared", ""
 
 
 def specify(
@@ -142,6 +156,11 @@ def in_groups(entries: list[Specification], groups: list[tuple[list[str], Family
         else entry
         for entry in entries
     ]
+
+
+def remarked(entries: list[Specification], estimator: Estimator, why: str) -> list[Specification]:
+    """The same, with a remark on those that have an estimator for a reason."""
+    return [replace(entry, reason=why) if why and entry.estimator == estimator else entry for entry in entries]
 
 
 def print_specifications(

@@ -4,6 +4,7 @@ Both wrap the model and leave it as it is. The data must be new to it: neither t
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,18 @@ __all__ = ["ConformalIntervals", "Interval", "TemperatureScaled", "calibrate_tem
 _COLDEST, _HOTTEST = 0.05, 20.0
 # Steps of the search by golden sections: they narrow the logarithm of the temperature down to 1e-8.
 _SECTIONS = 42
+# How near to an end a temperature is that the search would have moved beyond.
+_AT_THE_END = 1e-4
+_TOO_COLD = (
+    "no temperature makes these probabilities as sure as they are right. Either all of the data are predicted right "
+    "without a doubt, or the average over the draws is blurred, which the temperature of each draw cannot mend: give a "
+    "smaller sigma, make the last layer alone Bayesian, or train longer, so that sigma can shrink. evaluate() says "
+    "whether batch normalisation is the cause."
+)
+_TOO_HOT = (
+    "the probabilities are best where they say next to nothing. Are these data like those of training, and the classes "
+    "in the same order? If so, the model has learnt nothing of them: train longer, or with fewer weights."
+)
 
 
 # --- the temperature of the logits -----------------------------------------------------------------------------------
@@ -49,6 +62,8 @@ def calibrate_temperature(
 ) -> TemperatureScaled:
     """The model with the temperature of its logits that gives ``held_out`` data the lowest NLL (Guo et al., 2017).
 
+    The search is between 0.05 and 20. Where the NLL still falls at an end of it, a warning says what that means.
+
     Args:
         model: As :func:`evaluate` takes it, of classes. It is wrapped, not changed.
         held_out: Examples with their classes, as :func:`evaluate` takes them.
@@ -74,7 +89,12 @@ def calibrate_temperature(
         )
         return -sum(float(prediction.log_prob(targets).double().sum()) for prediction, targets in scaled)
 
-    return TemperatureScaled(model, math.exp(_lowest(nll, math.log(_COLDEST), math.log(_HOTTEST))))
+    found = math.exp(_lowest(nll, math.log(_COLDEST), math.log(_HOTTEST)))
+    for end, why in ((_COLDEST, _TOO_COLD), (_HOTTEST, _TOO_HOT)):
+        if math.isclose(found, end, rel_tol=_AT_THE_END):
+            message = f"The search of calibrate_temperature ended at its limit, {end:g}: {why}"
+            warnings.warn(message, UserWarning, stacklevel=2)
+    return TemperatureScaled(model, found)
 
 
 def _scaled(prediction: Predictive, temperature: float, owner: str) -> ClassPredictive:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributions
 
 from bayesbackprop._batches import Data, arguments, on, unlabelled, weighted
-from bayesbackprop._engine import Slots, call_with, evaluating
+from bayesbackprop._engine import Slots, call_with, evaluating, normalising
 from bayesbackprop._errors import (
     INT64,
     Described,
@@ -39,6 +39,7 @@ __all__ = [
     "Agreement",
     "Diagnosis",
     "Distance",
+    "DrawsAndMean",
     "Estimate",
     "Spread",
     "agreement",
@@ -59,6 +60,8 @@ _UNMOVED = 1.5
 _LOW_SNR = 0.1
 # How many standard errors make a difference.
 _CLEARLY = 3.0
+# By how many nats per example draws must predict worse than the mean to be called much worse.
+_MUCH_WORSE = 0.1
 # Distances between predictions below which they hardly matter: of probabilities, and in standard deviations.
 _LITTLE, _LITTLE_OF_SD = 0.05, 0.25
 # The limits of k-hat by Vehtari et al.: below the first all is well, beyond the second importance sampling fails.
@@ -83,6 +86,52 @@ class Spread(NamedTuple):
     low_snr: float
 
 
+class DrawsAndMean(NamedTuple):
+    """The NLL of the draws' average prediction and of the network at the mean, in nats per example.
+
+    It is measured where batch normalisation may blur the draws: see :func:`may_blur`. ``standard_error`` is that of
+    the difference.
+    """
+
+    draws: float
+    mean: float
+    standard_error: float
+
+    @property
+    def is_blurred(self) -> bool:
+        """Whether the draws predict much worse than the mean."""
+        excess = self.draws - self.mean
+        return excess > _MUCH_WORSE and excess > _CLEARLY * self.standard_error
+
+    def advice(self) -> list[str]:
+        """What to do about it; nothing where nothing is to be done."""
+        if not self.is_blurred:
+            return []
+        return [
+            f"WARNING: the draws predict with an NLL of {self.draws:.3g}, the network at their mean with "
+            f"{self.mean:.3g}. The cause is likely to be batch normalisation with the estimator 'shared': in training "
+            "each draw was normalised by its own batch, in prediction all are by the same running statistics. Train "
+            "with estimator='flipout', or where weights have no rule for it, make those behind the last such layer "
+            "alone Bayesian."
+        ]
+
+
+def may_blur(model: "Bayesian") -> bool:
+    """Whether ``model`` has batch normalisation, weights of which all examples of a step share a draw, and a mean.
+
+    Such draws are trained with statistics of their own and predict with those of all: see ``default_estimator``.
+    """
+    about_mu = all(family.about_mu for _, family in model.families)
+    return about_mu and bool(normalising(model.net)) and any(entry.estimator == "shared" for entry in model.plan)
+
+
+def draws_and_mean(of_draws: Sequence[Tensor], of_mean: Sequence[Tensor]) -> DrawsAndMean:
+    """From log P(y|x) of the examples, batch by batch, by the draws and by the mean."""
+    draws, mean = (torch.cat([each.detach().double().cpu() for each in every]) for every in (of_draws, of_mean))
+    error = float((draws - mean).std() / math.sqrt(len(draws))) if len(draws) > 1 else math.inf
+    return DrawsAndMean(float(-draws.mean()), float(-mean.mean()), error)
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """What :func:`diagnose` found. ``print(diagnosis)`` shows it with a line of advice each.
@@ -95,6 +144,7 @@ class Diagnosis:
         spread: Of sigma.
         k_hat: The shape of the tail of the importance weights p(D, w) / q(w).
         has_own_sigma: Whether the sigma of each weight is a parameter of its own, as in ``Diagonal`` and ``LowRank``.
+        draws_and_mean: How both predict, where batch normalisation may blur the draws.
     """
 
     examples: int
@@ -104,10 +154,12 @@ class Diagnosis:
     spread: Spread
     k_hat: float
     has_own_sigma: bool = True
+    draws_and_mean: DrawsAndMean | None = None
 
     def __str__(self) -> str:
         said = say_spread(self.spread, has_own_sigma=self.has_own_sigma, is_learnt=not self.is_worse_than_trivial)
-        return "\n".join([*self._free_energy(), *said, *self._k_hat()])
+        blurred = [] if self.draws_and_mean is None else self.draws_and_mean.advice()
+        return "\n".join([*self._free_energy(), *blurred, *said, *self._k_hat()])
 
     @property
     def best_trivial(self) -> str | None:
@@ -205,25 +257,36 @@ def diagnosis_of(model: "Bayesian", data: Data, draws: int, seed: int | None, ow
     minus_log_weights = {name: torch.zeros(count, dtype=torch.float64) for name, count in counts.items()}
     slots = Slots(model.net, list(model.posterior))
     device = next(model.parameters()).device
-    examples = 0
+    examples, blurs = 0, may_blur(model)
+    of_draws: list[Tensor] = []
+    of_mean: list[Tensor] = []
     for number, (inputs, targets, weights_of_examples) in enumerate(weighted(data, "data", owner, device)):
         args, kwargs = arguments(inputs, owner)
         examples += len(tensors_of(targets)[0])
         with torch.no_grad(), evaluating(model.net):
+            if blurs:
+                at_mean = model.engine().pick(model.net(*args, **kwargs))
+                of_mean.append(model.likelihood.log_prob(at_mean, targets))
+            each: list[Tensor] = []
             for name, draw in sets.items():
                 for index in range(counts[name]):
                     weights, complexity = draw(index)
                     output = model.engine().pick(call_with(slots, weights, args, kwargs))
                     log_prob = model.likelihood.log_prob(output, targets).double()
+                    if blurs and not name:
+                        each.append(log_prob)
                     if weights_of_examples is not None:
                         log_prob = log_prob * weights_of_examples
                     minus_log_weights[name][index] -= float(log_prob.sum())
                     if not number:  # each draw has its complexity once
                         minus_log_weights[name][index] += complexity
+            if blurs:
+                of_draws.append(torch.stack(each).logsumexp(0) - math.log(draws))
     own = minus_log_weights.pop("")
     estimates = {name: _estimate(values) for name, values in minus_log_weights.items()}
     has_own_sigma = all(isinstance(family, LowRank) for _, family in model.families)
-    return Diagnosis(examples, draws, _estimate(own), estimates, spread(model), pareto_k(-own), has_own_sigma)
+    both = draws_and_mean(of_draws, of_mean) if blurs else None
+    return Diagnosis(examples, draws, _estimate(own), estimates, spread(model), pareto_k(-own), has_own_sigma, both)
 
 
 # The weights of a draw, in the order of the model's Bayesian parameters, and log q(w) - log P(w).

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -30,10 +29,12 @@ from bayesbackprop._specification import (
     Select,
     Specification,
     check_shared,
+    default_estimator,
     grouped,
     in_groups,
     per_parameter,
     print_specifications,
+    remarked,
     specify,
 )
 from bayesbackprop._trees import with_draw
@@ -61,8 +62,9 @@ class Bayesian(nn.Module):
         sigma: Initial standard deviation: a float, ``Relative(0.1)`` for a tenth of \\|mu\\|, any function of mu, or a
             mapping of name patterns to those.
         estimator: ``"shared"``, ``"local"`` or ``"flipout"`` (see ``estimators``), or a mapping of name patterns. None
-            is ``"shared"`` until :func:`~bayesbackprop.fit` chooses the one with the least noise for its price.
-            Weights that vary together have ``"shared"`` alone.
+            is ``"flipout"`` where the network has a batch normalisation in training mode, whose statistics then are
+            those of predictions; otherwise ``"shared"`` until :func:`~bayesbackprop.fit` chooses the one with the
+            least noise for its price. Weights that vary together have ``"shared"`` alone.
         family: How the weights vary together: ``Diagonal()``, ``LowRank(8)``, ``FullCovariance()``, ``Mixture(5)``,
             ``Conditional(inputs)``, or a mapping of name patterns. Parameters of the same pattern vary together, all
             of them if it is not a mapping.
@@ -111,13 +113,16 @@ class Bayesian(nn.Module):
         self.likelihood = likelihood
         self._output = output
         self._may_choose = estimator is None
+        self._default, why = default_estimator(net)
         self.plan: list[Specification] = specify(
             net,
             Normal(1.0) if prior is None else prior,
-            "shared" if estimator is None else estimator,
+            self._default if estimator is None else estimator,
             select,
             normalisation,
         )
+        if estimator is None:
+            self.plan = remarked(self.plan, self._default, why)
         self._check_priors()
         names = [entry.name for entry in self.plan if entry.prior is not None]
         self.families: list[tuple[list[str], Family]] = grouped(net, names, family)
@@ -226,19 +231,23 @@ class Bayesian(nn.Module):
         """Choose the estimator with the least noise for its cost on such ``inputs``, unless one was given.
 
         It is ``"local"`` for a fully connected network and a row of numbers for each example: twice the matrix
-        products, and a fraction of the noise. Otherwise it is ``"shared"``. With convolutions the others cost more,
-        and with sequences ``"local"`` has other weights at each position.
+        products, and a fraction of the noise. Otherwise it is ``"shared"``: with convolutions the others cost more,
+        and with sequences ``"local"`` has other weights at each position. But where a batch normalisation trains it is
+        ``"flipout"``, without which drawn networks predict worse than they were trained.
         """
-        is_rows = isinstance(inputs, Tensor) and inputs.dim() == 2
-        if self._may_choose and is_rows and len(self.engine().executors) > 1:
-            priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
-            chosen = specify(self.net, priors, "local", lambda name, _: name in priors, normalisation=True)
-            estimators = {entry.name: entry.estimator for entry in chosen if entry.prior is not None}
-            self.plan = in_groups(
-                [replace(entry, estimator=estimators.get(entry.name)) for entry in self.plan], self.families
-            )
-            self._rules, self._engines = _rules(self.plan), {}
+        if not self._may_choose:
+            return
         self._may_choose = False
+        wanted, why = default_estimator(self.net)  # a layer may be in another mode than when it was wrapped
+        if isinstance(inputs, Tensor) and inputs.dim() == 2 and len(self.engine().executors) > 1:
+            wanted, why = "local", ""
+        if wanted == self._default:
+            return
+        priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
+        chosen = specify(self.net, priors, wanted, lambda name, _: name in priors, normalisation=True)
+        now = {entry.name: entry for entry in remarked(chosen, wanted, why) if entry.prior is not None}
+        self.plan = in_groups([now.get(entry.name, entry) for entry in self.plan], self.families)
+        self._rules, self._engines = _rules(self.plan), {}
 
     # --- drawing weights ---------------------------------------------------------------------------------------------
 

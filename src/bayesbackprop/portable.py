@@ -6,10 +6,11 @@ wherever it is computed.
 """
 
 import copy
+import itertools
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +53,8 @@ _LARGEST = 2**31
 def mean_network(model: Bayesian) -> nn.Module:
     """A copy of the network at the posterior mean, in evaluation mode and without gradients.
 
+    Of a model with ``output=`` it gives what that picks, as drawn networks and ensembles do; ``model.net`` gives all.
+
     Examples:
         >>> from bayesbackprop import Gaussian
         >>> program = torch.export.export(mean_network(Bayesian(nn.Linear(2, 1), Gaussian(0.1))), (torch.zeros(4, 2),))
@@ -59,7 +62,19 @@ def mean_network(model: Bayesian) -> nn.Module:
     check_type("mean_network", Bayesian, "a Bayesian", model=model)
     model.check_about_mu("mean_network")
     copied: nn.Module = _frozen(model.net)
-    return copied
+    return copied if model.output is None else _Picked(copied, model.output)
+
+
+class _Picked(nn.Module):
+    """A network of whose output a function picks a part."""
+
+    def __init__(self, net: nn.Module, output: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.net, self.output = net, output
+        self.training = net.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.output(self.net(*args, **kwargs))
 
 
 class DrawnNetwork(nn.Module):
@@ -85,7 +100,7 @@ class DrawnNetwork(nn.Module):
         self.model = _frozen(model)
 
     def forward(self, index: Tensor, /, *args: Any, **kwargs: Any) -> Any:
-        """The output of the network at draw ``index``."""
+        """The output of the network at draw ``index``: what ``output=`` of the model picks, if it was given."""
         draw = self.model.draw(0, index)
         names = list(draw.engine.parameters.by_name)
         weights = (stacked[0] for stacked in draw.engine.draws(draw.key, 1, names))
@@ -164,7 +179,9 @@ def save_onnx(
         args, names = (torch.tensor(0), *args), ["index", *names]
     with torch.no_grad():
         wanted = module(*args, **kwargs)
-        content = _translated(module, args, kwargs, names, _output_names(wanted))
+        # A file has one name for each value: an output may not be called as an input is.
+        outputs = [f"output_{name}" if name in names else name for name in _output_names(wanted)]
+        content = _translated(module, args, kwargs, names, outputs)
     if int8:
         content = _quantised(content)
     given = {name: tensor.numpy() for name, tensor in zip(names, tree_leaves((args, kwargs)), strict=True)}
@@ -245,17 +262,49 @@ def _translated(
         table[torch.ops.bayesbackprop.normal.default] = _plain_normal
         program = program.run_decompositions(table)
     with _refusing("one whose operations ONNX has"):
+        # torch would give a name without a look at whether another value of the graph has it, such as the "mean" of
+        # a pooling layer, and nobody could tell which of the two is meant.
+        final = {f"bayesbackprop.{number}": name for number, name in enumerate((*names, *outputs))}
+        unique = list(final)
         translated = torch.onnx.export(
-            program, dynamo=True, input_names=names, output_names=outputs, verbose=False, external_data=False
+            program,
+            dynamo=True,
+            input_names=unique[: len(names)],
+            output_names=unique[len(names) :],
+            verbose=False,
+            external_data=False,
         )
         assert translated is not None
         proto = translated.model_proto
+        _rename(proto.graph, final)
     for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
         node.ClearField("metadata_props")  # where in which Python file it was computed
     if proto.ByteSize() >= _LARGEST:
         got = Described(f"one of {proto.ByteSize():,} bytes")
         raise invalid("network", "save_onnx", "below 2 GB, the largest ONNX file", got)
     return bytes(proto.SerializeToString())
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Rename values of an ONNX graph; another value that has one of the new names gets a name of its own."""
+    known: list[str] = []
+    _each_name(graph, known.append)
+    new, taken = dict(names), {*known, *names.values()}
+    for name in sorted({*known} & {*names.values()} - {*names}):
+        new[name] = next(other for n in itertools.count(1) if (other := f"{name}_inner_{n}") not in taken)
+    _each_name(graph, lambda name: new.get(name, name))
+
+
+def _each_name(graph: Any, function: Callable[[str], str | None]) -> None:
+    """Call a function with the name of each value wherever it stands in an ONNX graph; what it returns replaces it."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = function(value.name) or value.name
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [function(name) or name for name in names]
+        for attribute in node.attribute:  # the branches of a condition use values from outside of them
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _each_name(inner, function)
 
 
 class _Flat(nn.Module):

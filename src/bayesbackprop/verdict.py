@@ -24,7 +24,7 @@ from bayesbackprop._errors import (
     tensor_shape,
 )
 from bayesbackprop._page import Table
-from bayesbackprop.diagnostics import Diagnosis
+from bayesbackprop.diagnostics import Diagnosis, DrawsAndMean, draws_and_mean, may_blur
 from bayesbackprop.evaluation import (
     Calibration,
     RiskCoverage,
@@ -38,6 +38,7 @@ from bayesbackprop.evaluation import (
     risk_coverage,
 )
 from bayesbackprop.likelihoods import Joint
+from bayesbackprop.model import Bayesian
 from bayesbackprop.prediction import ClassPredictive, Ensemble, JointPredictive, Predictive, ValuePredictive
 
 __all__ = ["ClassScores", "Coverage", "Detection", "Predictor", "ValueScores", "Verdict", "evaluate"]
@@ -107,6 +108,7 @@ class Verdict:
         shifts: The scores under each shift.
         diagnosis: Of the posterior, if :func:`evaluate` was given one.
         of_counts: Whether the targets are whole numbers, whose intervals hold more than they promise.
+        draws_and_mean: The NLL of both, of a model with batch normalisation whose examples shared draws in training.
     """
 
     examples: int
@@ -119,6 +121,7 @@ class Verdict:
     shifts: Mapping[str, Scores] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     of_counts: bool = False
+    draws_and_mean: DrawsAndMean | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data that JSON can hold; None where there is no number."""
@@ -133,6 +136,7 @@ class Verdict:
                 "outside": self.outside,
                 "shifts": self.shifts,
                 "diagnosis": None if self.diagnosis is None else vars(self.diagnosis),
+                "draws_and_mean": self.draws_and_mean,
             }
         )
         return plain
@@ -161,6 +165,8 @@ class Verdict:
                 "counts: an interval ends at whole numbers and holds at least its level, of small counts far more. "
                 "Coverage above the level is then no sign of too wide a prediction."
             )
+        if self.draws_and_mean is not None:
+            words.extend(self.draws_and_mean.advice())
         tables = [Table(f"{examples}, {draws}", ["score", "value", "standard error"], rows, words=words)]
         if self.outside:
             found = [
@@ -304,10 +310,14 @@ def evaluate(
         check_text("evaluate", outside=name)
 
     found: dict[str | None, list[_Measured]] = {name: [] for name in (None, *functions)}
+    at_mean: list[_Measured] = []
     for inputs, targets in labelled(data, "data", "evaluate", device, head):
         for shift, parts in found.items():
             prediction = predict(inputs if shift is None else functions[shift](inputs))
             parts.append(_measure(prediction, targets))
+        if isinstance(model, Bayesian) and may_blur(model):
+            single = model.predict_mean(inputs=inputs)
+            at_mean.append(_measure(single[head] if isinstance(single, JointPredictive) else single, targets))
     whole = {name: _joined(parts) for name, parts in found.items()}
     inside = whole[None]
     if not inside.examples:
@@ -330,6 +340,7 @@ def evaluate(
         shifts={name: measured.scores() for name, measured in whole.items() if name is not None},
         diagnosis=diagnosis,
         of_counts=isinstance(prediction, ValuePredictive) and prediction.is_whole,
+        draws_and_mean=draws_and_mean([inside.log_prob], [each.log_prob for each in at_mean]) if at_mean else None,
     )
 
 

@@ -21,7 +21,7 @@ MOMENTA = [0.1, 0.7, None]  # None: the average over all batches
 def model_of(momentum: float | None = 0.1, **options: Any) -> bbb.Bayesian:
     torch.manual_seed(0)
     layers = nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=momentum), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2)
-    return bbb.Bayesian(nn.Sequential(*layers), bbb.Gaussian(1.0), sigma=0.5, seed=0, **options)
+    return bbb.Bayesian(nn.Sequential(*layers), bbb.Gaussian(1.0), sigma=0.5, estimator="shared", seed=0, **options)
 
 
 def statistics(model: bbb.Bayesian) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ def test_inputs_by_name_and_statistics_of_draws() -> None:
             output: Tensor = self.norm(self.layer(x))
             return output
 
-    model = bbb.Bayesian(ByName(), bbb.Gaussian(1.0), sigma=0.5, seed=0)
+    model = bbb.Bayesian(ByName(), bbb.Gaussian(1.0), sigma=0.5, estimator="shared", seed=0)
     bbb.update_batchnorm(model, [({"x": X}, Y)], draws=5)
     each = [model.draw(0, k).weights for k in range(5)]
     means = [(X @ w["layer.weight"].T + w["layer.bias"]).mean(0) for w in each]

@@ -84,19 +84,30 @@ def test_an_ensemble_network_predicts_as_the_ensemble() -> None:
         torch.testing.assert_close(found["epistemic"], wanted.epistemic)
 
 
-def test_what_picks_the_output_is_kept() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
+class Both(nn.Module):
+    """A network that returns more than a likelihood takes."""
 
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"logits": self.layer(x), "inputs": x}
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
 
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layer(x), "inputs": x}
+
+
+def test_all_three_give_what_output_picks(tmp_path: Path) -> None:
     model = bbb.Bayesian(Both(), bbb.Categorical(), sigma=0.3, output=lambda found: found["logits"])
     x, ensemble = torch.randn(5, 4), model.ensemble(3)
     assert_close(bbb.DrawnNetwork(model)(torch.tensor(2), x), ensemble(x)[2])
     assert_close(bbb.EnsembleNetwork(ensemble)(x)["epistemic"], ensemble.predict(x).epistemic)
+    mean = bbb.mean_network(model)
+    assert not mean.training
+    assert_close(mean(x), model.net(x)["logits"])
+    bbb.save_onnx(model, tmp_path / "mean.onnx", x)
+    (output,) = run(tmp_path / "mean.onnx", input=x)
+    assert_close(output, mean(x))
+    bbb.save_onnx(model.net, tmp_path / "net.onnx", x)  # all that the network returns
+    assert list(map(len, run(tmp_path / "net.onnx", input=x))) == [5, 5]
 
 
 # --- torch.export -----------------------------------------------------------------------------------------------------
@@ -181,6 +192,46 @@ def test_onnx_of_a_kept_ensemble(likelihood: bbb.Likelihood, tmp_path: Path) -> 
     assert_close(mean, wanted.mean)
     assert_close(variance, wanted.variance)
     assert_close(epistemic, wanted.epistemic)
+
+
+class Pooled(nn.Module):
+    """Its graph has values that torch calls ``mean``, ``relu``, ``conv2d`` and so on."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names, self.first, self.last = names, nn.Conv2d(1, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor | dict[str, Tensor]:
+        hidden = torch.relu(self.first(x)).mean((2, 3))
+        logits: Tensor = self.last(hidden)
+        return dict(zip(self.names, (logits, hidden), strict=False)) if self.names else logits
+
+
+def test_an_ensemble_of_a_network_with_a_mean(tmp_path: Path) -> None:
+    """Its output ``mean`` is not the ``mean`` of the pooling layer."""
+    ensemble, x = bbb.Bayesian(Pooled(()), bbb.Categorical(), sigma=0.3, seed=0).ensemble(2), torch.rand(3, 1, 8, 8)
+    assert bbb.save_onnx(ensemble, tmp_path / "kept.onnx", x) < CLOSE
+    session = onnxruntime.InferenceSession(tmp_path / "kept.onnx")
+    assert [each.name for each in session.get_outputs()] == ["mean", "variance", "epistemic"]
+    assert_close(run(tmp_path / "kept.onnx", input=x)[0], ensemble.predict(x).mean)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("mean", "relu"), ["mean", "relu"]),
+        (("relu", "mean"), ["relu", "mean"]),
+        (("module.last.weight", "mean_inner_1"), ["module.last.weight", "mean_inner_1"]),
+        (("input", "bayesbackprop.0"), ["output_input", "bayesbackprop.0"]),
+    ],
+)
+def test_outputs_may_have_any_name(names: tuple[str, ...], found: list[str], tmp_path: Path) -> None:
+    net, x = Pooled(names).eval(), torch.rand(3, 1, 8, 8)
+    assert bbb.save_onnx(net, tmp_path / "x.onnx", x) < CLOSE
+    session = onnxruntime.InferenceSession(tmp_path / "x.onnx")
+    assert [each.name for each in session.get_outputs()] == found
+    for got, wanted in zip(run(tmp_path / "x.onnx", input=x), net(x).values(), strict=True):
+        assert_close(got, wanted)
 
 
 def test_onnx_of_what_pruning_left_in_32_and_8_bits(tmp_path: Path) -> None:

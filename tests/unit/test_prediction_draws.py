@@ -256,7 +256,7 @@ def test_the_network_is_left_as_it_was(ask):
     net.train()
     net[2].eval()
     modes = [module.training for module in net.modules()]
-    model = Bayesian(net, Gaussian(0.5), sigma=0.1, seed=0)
+    model = Bayesian(net, Gaussian(0.5), sigma=0.1, estimator="shared", seed=0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = points()
     if ask == "failing":

@@ -205,7 +205,8 @@ def _ours(task: Task, seed: int, *, last_layer: bool = False, **options: Any) ->
 
 
 def _ivon(task: Task, seed: int) -> Trained:
-    model = Bayesian(_network(task, seed), Categorical(), _IVON_PRIOR, seed=seed)
+    # One draw for a minibatch, as its authors have it.
+    model = Bayesian(_network(task, seed), Categorical(), _IVON_PRIOR, estimator="shared", seed=seed)
     objective = _free_energy(model, task, 1.0)
     return Trained(model, _train(objective, IVON(objective, **_IVON), task, seed))
 
