@@ -309,7 +309,7 @@ def fit_table(
             text, and yes or no are classes, all other numbers are for regression.
         drop: Columns to leave out.
         held_out: The share of rows, in (0, 1), on which the model is judged and not trained.
-        epochs: Passes over the data; None for those of the estimators.
+        epochs: Passes over the data; None for 100, of counts 500. All are made.
         draws: Networks to average in a prediction.
         seed: Of the choice of held-out rows, the initial weights and the draws.
         progress: Show a bar on the terminal.
