@@ -27,7 +27,7 @@ def command(
 
     For numbers: mean, sd, the quantiles q05, q50 and q95, and epistemic, the part of sd that more data would remove.
     For classes: the predicted one, p_ and its name for each, entropy, and epistemic, its part that more data would
-    remove. The same row gets the same prediction each time.
+    remove. The same row gets the same prediction each time, to about seven digits.
 
     Example: `bbb predict houses.bbb new.csv --output predicted.csv`
     """
