@@ -46,6 +46,13 @@ _DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _WITH_COMMA = r"\s*[-+]?\d+(,\d+)?\s*"
 # What people write around and into numbers, which are no numbers with it.
 _MARKS = "$€£¥%,' "
+# How numbers with thousands separators are written, as an example and as what fits; and a sign of money beside them.
+_POINT, _COMMA = "1,234.5", "1.234,5"
+_WRITTEN = {
+    _POINT: r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?",
+    _COMMA: r"(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?",
+}
+_MONEY = "$€£"
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -140,15 +147,50 @@ def marks_in(words: Values) -> str:
     """What keeps words from being numbers: "numbers with '$' and ','"; "" where more than that is in the way."""
     found = [mark for mark in _MARKS if words.str.contains(mark, regex=False).any()]
     plain = pd.to_numeric(words.str.translate(str.maketrans("", "", _MARKS)), errors="coerce")
-    return f"numbers with {' and '.join(map(repr, found))}" if found and plain.notna().all() else ""
+    if not found or plain.isna().any():
+        return ""
+    return f"numbers with {' and '.join(map(repr, found))} (write them as plain numbers, such as 1200.50)"
 
 
-def numbers_of(values: Values) -> NDArray[Any]:
-    """Values as numbers; NaN for whatever is none, and for infinities."""
+def form_of(words: Values) -> str:
+    """How numbers with a sign of money or separators are written, such as "$1,234.5"; "" if plainly, or who knows how.
+
+    All words with a digit must fit one form. 1,234 fits two: it counts thousands where the sign is $ or £, or where
+    numbers up to 999 have no comma.
+    """
+    words = words[words.str.contains(r"\d", na=False)]
+    signs = [sign for sign in _MONEY if words.str.contains(sign, regex=False).any()]
+    has_comma = words.str.contains(",", regex=False)
+    fits = [form for form in _WRITTEN if words.str.fullmatch(_pattern(form)).all()]
+    if not fits or len(signs) > 1 or not (signs or has_comma.any()):
+        return ""
+    if len(fits) > 1:
+        small, others = words.str.fullmatch(r"\D*\d{1,3}\D*"), words[~has_comma]
+        is_telling = signs in (["$"], ["£"]) or (not has_comma.all() and bool(small[~has_comma].all()))
+        if others.str.contains(".", regex=False).any() or (has_comma.any() and not is_telling):
+            return ""
+    return "".join(signs) + fits[0]
+
+
+def _pattern(form: str) -> str:
+    body = _WRITTEN[_COMMA if form.endswith(_COMMA) else _POINT]
+    return rf"[-+]?\s*[{_MONEY}]?\s*[-+]?{body}\s*[{_MONEY}]?"
+
+
+def _plain(words: Values, form: str) -> Values:
+    """Words of this form as plain numbers; others as they are."""
+    is_comma = form.endswith(_COMMA)
+    plain = words.str.replace(rf"[{_MONEY}\s{'.' if is_comma else ','}]", "", regex=True).str.replace(",", ".")
+    return words.where(~words.str.fullmatch(_pattern(form), na=False), plain)
+
+
+def numbers_of(values: Values, form: str = "") -> NDArray[Any]:
+    """Values, written in a ``form`` of :func:`form_of`, as numbers; NaN for whatever is none, and for infinities."""
     if pd.api.types.is_timedelta64_dtype(values):
         values = values / pd.Timedelta(days=1)
     if not is_number(values):
-        values = pd.to_numeric(words_of(values), errors="coerce")
+        words = words_of(values)
+        values = pd.to_numeric(_plain(words, form) if form else words, errors="coerce")
     numbers: NDArray[Any] = values.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
     numbers[~np.isfinite(numbers)] = np.nan
     return numbers
@@ -174,7 +216,7 @@ class Column:
         kind: ``"number"``, ``"date"``, which becomes a number of days, ``"category"`` or ``"dropped"``.
         note: What there is to say of it.
         absent: Of numbers: words that stand for a missing one.
-        form: Of dates: how they are written.
+        form: Of dates, and of numbers with a sign of money or separators: how they are written.
         median: Of numbers and dates: what replaces a missing one.
         mean: What is subtracted from the number and, if some are missing, from the indicator of these.
         scale: What both are divided by.
@@ -198,23 +240,40 @@ class Column:
         """How many inputs of the network it makes."""
         return len(self.mean) + len(self.values) + bool(self.rare)
 
-    def read(self, values: Values, owner: str) -> Any:
-        """Values of such a column as the transformers take them, numbers or words; others are refused."""
+    def read(self, values: Values, owner: str, notes: list[str] | None = None) -> Any:
+        """Values of such a column as the transformers take them, numbers or words; others are refused.
+
+        Where fewer than half are no numbers, these are missing, as ``notes`` say. So are words without a digit among
+        dates; those with one may be dates in another form, in which the rest may be misread.
+        """
         words = words_of(values)
         if self.kind == "category":
             known = words.isin([*self.values, *self.rare])
             if is_number(values) and self.inputs and not known.any():
                 self._refuse(words, "text", owner)
             return words
-        numbers = numbers_of(values) if self.kind == "number" else _days(values, self.form)
-        odd = np.isnan(numbers) & words.notna() & ~words.isin(self.absent) & ~_stands_for_none(words)
-        self._refuse(words[odd], "numbers" if self.kind == "number" else f"dates ({self.form})", owner)
+        told = words.notna() & ~words.isin(self.absent) & ~_stands_for_none(words)
+        is_date = self.kind == "date"
+        numbers = _days(values, self.form) if is_date else numbers_of(values, self.form or form_of(words[told]))
+        odd, expected = words[np.isnan(numbers) & told], f"dates ({self.form})" if is_date else "numbers"
+        if 2 * len(odd) >= told.sum() or (is_date and odd.str.contains(r"\d").any()):
+            self._refuse(odd, expected, owner)
+        elif len(odd) and notes is not None:
+            cells = [f"{word!r:.60} in row {row + 1:,}" for row, word in odd.iloc[:3].items()]
+            more = f" and {len(odd) - 3:,} more" if len(odd) > 3 else ""
+            what = f"'{self.name}' holds {expected}, as in training, but for {', '.join(cells)}{more}"
+            notes.append(f"{what}; rows count from 1 below the header. These cells count as missing.")
         return numbers
 
     def _refuse(self, words: Values, expected: str, owner: str) -> None:
-        if len(some := words.dropna().unique()):
-            got = Described(repr(some[0]) + (f" and {len(some) - 1:,} others" if len(some) > 1 else ""))
-            raise invalid("table", owner, f"one whose column '{self.name}' holds {expected}, as in training", got)
+        if len(words := words.dropna()):
+            different = words.nunique()
+            got = f"{words.iloc[0]!r} in row {words.index[0] + 1:,} below the header"
+            got += f" and {different - 1:,} other{'s' if different > 2 else ''}" if different > 1 else ""
+            looks = marks_in(words) if self.kind == "number" else ""
+            got += f", which looks like {looks}" if looks else ""
+            constraint = f"one whose column '{self.name}' holds {expected}, as in training"
+            raise invalid("table", owner, constraint, Described(got))
 
     def transformer(self) -> Any:
         """What learns the rest of this description from values."""
@@ -280,8 +339,9 @@ def guess(values: Values) -> Column:
     missing = [f"missing: {len(words) - count:,}"] if count < len(words) else []
     if not count or (distinct == 1 and not missing):
         return Column(name, "dropped", "always the same" if count else "no values")
-    numbers, is_date = numbers_of(values), is_datetime64_any_dtype(values)
     told = words.notna() & ~_stands_for_none(words)
+    form, is_date = "" if is_number(values) else form_of(words[told]), is_datetime64_any_dtype(values)
+    numbers = numbers_of(values, form)
     odd, others = words[np.isnan(numbers) & words.notna()], words[np.isnan(numbers) & told]
     few = len(others) <= _ODD * told.sum() and others.nunique() <= _ODD_WORDS
     if few and told.any() and not is_date and not is_bool_dtype(values):
@@ -291,8 +351,9 @@ def guess(values: Values) -> Column:
             if name.lower().endswith("id"):
                 return Column(name, "dropped", "an identifier: a whole number in each row, all different")
         absent = tuple(sorted(odd.unique()))
-        notes = [*missing, *([f"taken as missing: {', '.join(absent)}"] if absent else [])]
-        return Column(name, "number", "; ".join(notes) or "complete", absent=absent)
+        notes = [f"written as {form}"] if form else []
+        notes += [*missing, *([f"taken as missing: {', '.join(absent)}"] if absent else [])]
+        return Column(name, "number", "; ".join(notes) or "complete", absent=absent, form=form)
     for form in _DATES if told.any() else ():
         if not np.isnan(_days(values, form)[told]).any():
             notes = ["in days", *([] if form == _DATES[0] else [f"read as {form}"]), *missing]

@@ -219,7 +219,7 @@ class TableModel:
             notes.append(f"Columns that training had not are ignored: {extra}.")
         parts = []
         for column in used:
-            values = column.read(frame[column.name], owner)
+            values = column.read(frame[column.name], owner, notes)
             if unseen := column.unseen(values):
                 shown = ", ".join(map(repr, unseen[:3])) + (f" and {len(unseen) - 3:,} more" if unseen[3:] else "")
                 notes.append(f"Training had not seen {shown} in '{column.name}'.")
@@ -309,7 +309,7 @@ def fit_table(
             text, and yes or no are classes, all other numbers are for regression.
         drop: Columns to leave out.
         held_out: The share of rows, in (0, 1), on which the model is judged and not trained.
-        epochs: Passes over the data; None for those of the estimators.
+        epochs: Passes over the data; None for 100, of counts 500. All are made.
         draws: Networks to average in a prediction.
         seed: Of the choice of held-out rows, the initial weights and the draws.
         progress: Show a bar on the terminal.
@@ -372,7 +372,9 @@ def _targets(
     frame: Frame, target: str, kind: Kind | None, notes: list[str], owner: str
 ) -> tuple[Frame, NDArray[Any], Kind]:
     """The rows that have a target, the targets as estimators take them, and what kind they are."""
-    guessed, numbers, words = _columns.guess(frame[target]), numbers_of(frame[target]), words_of(frame[target])
+    guessed, words = _columns.guess(frame[target]), words_of(frame[target])
+    form = guessed.form if guessed.kind == "number" else ""
+    numbers = numbers_of(frame[target], form)
     words = words.where(~words.isin(guessed.absent), None)
     distinct = words.nunique()
     if not distinct:
@@ -384,6 +386,8 @@ def _targets(
         is_number = guessed.kind == "number" or (guessed.kind == "dropped" and not np.isnan(numbers).any())
         kind = "regression" if is_number and not are_grades else "classification"
         notes.append(f"'{target}' is taken for {kind}; kind (--kind) can say otherwise.")
+    if form and kind != "classification":
+        notes.append(f"'{target}' is written as {form}; predictions are plain numbers.")
     if guessed.kind == "date":
         raise invalid("target", owner, "a column of numbers or classes", Described(f"'{target}', which holds dates"))
     if kind == "classification":

@@ -199,9 +199,67 @@ def test_days_of_all_years_are_counted() -> None:
     assert column.read(pd.Series(np.array(values[:3], dtype="datetime64[s]")), "test").tolist() == expected
 
 
-def test_numbers_with_marks_are_said() -> None:
-    values = pd.Series([f"${number:,}.50" for number in range(990, 990 + N)], name="price")
-    assert guess(values).note == "numbers with '$' and ',': 60 of 60 values differ"
+@pytest.mark.parametrize(
+    ("words", "form", "numbers"),
+    [
+        (["2,172.0", "950.5"], "1,234.5", [2172, 950.5]),
+        (["1,234,567", "3,456"], "1,234.5", [1234567, 3456]),
+        (["1,200", "950", "-3,000"], "1,234.5", [1200, 950, -3000]),
+        (["$272.06", "-$1,272.06", "$ 5"], "$1,234.5", [272.06, -1272.06, 5]),
+        (["$1,200", "$3,950"], "$1,234.5", [1200, 3950]),
+        (["£7", "£6"], "£1,234.5", [7, 6]),
+        (["1.200,50", "950", "7,1"], "1.234,5", [1200.5, 950, 7.1]),
+        (["5 €", "12,50 €"], "€1.234,5", [5, 12.5]),
+        (["1,5", "0,500"], "1.234,5", [1.5, 0.5]),
+    ],
+)
+def test_numbers_with_one_meaning_are_read_and_said(words: list[str], form: str, numbers: list[float]) -> None:
+    values = pd.Series([*(words * 9), None, "NA"], name="price")
+    column = guess(values)
+    assert (column.kind, column.form) == ("number", form)
+    assert column.note == f"written as {form}; missing: 1; taken as missing: NA"
+    np.testing.assert_array_equal(column.read(values, "test"), [*(numbers * 9), np.nan, np.nan])
+    np.testing.assert_array_equal(column.read(values[:1], "test"), numbers[:1])  # alone it may have two meanings
+    plain = pd.Series(np.array(numbers, dtype=float), name="price")
+    np.testing.assert_array_equal(column.read(plain, "test"), numbers)
+    np.testing.assert_array_equal(guess(plain).read(pd.Series(words), "test"), numbers)
+
+
+@pytest.mark.parametrize(
+    ("words", "marks"),
+    [
+        ([f"{number},250" for number in range(1, N)], "','"),
+        ([f"€{number}.250" for number in range(1, N)], "'€'"),
+        ([f"${number}.5" for number in range(1, N)] + ["€3.5"], "'$' and '€'"),
+        ([f"{number} %" for number in range(1, N)], "'%' and ' '"),
+        (["1,250", *map(str, range(2000, 2000 + N)), *(f"3,{number}" for number in range(300, 399))], "','"),
+    ],
+)
+def test_numbers_of_more_than_one_meaning_are_said(words: list[str], marks: str) -> None:
+    column = guess(pd.Series(words, name="price"))
+    assert column.kind == "dropped"
+    remedy = "(write them as plain numbers, such as 1200.50)"
+    assert column.note == f"numbers with {marks} {remedy}: {len(words)} of {len(words)} values differ"
+
+
+def test_cells_that_are_no_numbers_are_missing_and_said() -> None:
+    column = guess(pd.Series(np.arange(N) / 7, name="size"))
+    notes: list[str] = []
+    read = column.read(pd.Series(["1", "?", "1,200.5", "2", "x", "?", "", "3", "n/a", "oh", "4"]), "test", notes)
+    np.testing.assert_array_equal(read, [1, np.nan, 1200.5, 2, *[np.nan] * 3, 3, np.nan, np.nan, 4])
+    cells = "'?' in row 2, 'x' in row 5, '?' in row 6 and 1 more; rows count from 1 below the header"
+    assert notes == [f"'size' holds numbers, as in training, but for {cells}. These cells count as missing."]
+
+
+def test_words_among_dates_are_missing_but_other_forms_are_refused() -> None:
+    column = guess(pd.Series([f"{day:02}/12/2024" for day in range(1, 29)], name="day"))
+    notes: list[str] = []
+    read = column.read(pd.Series(["02/12/2024", "?", "03/12/2024"]), "test", notes)
+    assert read[2] - read[0] == 1
+    assert np.isnan(read[1])
+    assert "but for '?' in row 2" in notes[0]
+    with pytest.raises(ValueError, match="Got '12/31/2024' in row 3 below the header instead"):
+        column.read(pd.Series(["02/12/2024", "03/12/2024", "12/31/2024"]), "test")
 
 
 # --- encoding --------------------------------------------------------------------------------------------------------

@@ -206,6 +206,17 @@ def test_a_warning_speaks_of_epochs() -> None:
     assert said[0].filename == __file__
 
 
+@pytest.mark.equivalence
+def test_money_is_read_and_said() -> None:
+    plain = pd.DataFrame({"x": np.linspace(900, 1100, 20), "y": np.arange(990, 1010) + 0.5})
+    money = pd.DataFrame({name: [f"${value:,}" for value in plain[name]] for name in plain})
+    found = fit_table(money, "y", epochs=1, draws=2)
+    assert "'y' is written as $1,234.5; predictions are plain numbers." in found.notes
+    expected = fit_table(plain, "y", epochs=1, draws=2).predict(plain)[OF_NUMBERS]
+    for rows in (plain, money):
+        pd.testing.assert_frame_equal(found.predict(rows)[OF_NUMBERS], expected, check_exact=True)
+
+
 def with_target(values: Any, n: int = 20) -> pd.DataFrame:
     return pd.DataFrame({"x": np.linspace(0, 1, n), "y": values})
 
@@ -227,7 +238,11 @@ def with_target(values: Any, n: int = 20) -> pd.DataFrame:
         (with_target(np.arange(20) / 2), {"kind": "counts"}, "a column of counts. Got 'y' with 0.5"),
         (with_target(np.arange(20) - 1), {"kind": "counts"}, "a column of counts. Got 'y' with -1.0"),
         (with_target(["a", "b"] * 10), {"kind": "regression"}, "a column of numbers. Got 'y' with 'a'"),
-        (with_target([f"${n:,}.50" for n in range(990, 1010)]), {}, r"which look like numbers with '\$' and ','"),
+        (
+            with_target([f"{n},250" for n in range(1, 21)]),
+            {},
+            r"which look like numbers with ',' \(write them as plain numbers, such as 1200.50\)",
+        ),
         (
             with_target([f"{n} %" for n in range(20)]),
             {"kind": "regression"},
@@ -262,6 +277,13 @@ def test_what_is_not_as_in_training_is_said() -> None:
         model().predict(table().drop(columns=["size", "town"]))
     with pytest.raises(ValueError, match=r"column 'size' holds numbers, as in training. Got 'large'"):
         model().predict(table().assign(size="large"))
+    sizes = table()["size"].astype(object)
+    sizes[7] = "?"
+    with pytest.warns(UserWarning, match="'size' holds numbers, as in training, but for '[?]' in row 8"):
+        found = model().predict(table().assign(size=sizes))
+    assert (
+        found["mean"][7] == model().predict(table().assign(size=table()["size"].where(table().index != 7)))["mean"][7]
+    )
     model().predict(table()[["size", "town", "built"]])  # the target and what was dropped may be missing
 
 

@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
@@ -124,6 +126,10 @@ class _Commands(typer.core.TyperGroup):
             for command in panel.commands:
                 self.add_command(Deferred(panel, command))
 
+    def invoke(self, ctx: Any) -> Any:
+        with _plain_warnings():
+            return super().invoke(ctx)
+
     def get_params(self, ctx: Any) -> Any:
         """All options; ``--show-completion`` works but is not shown, so that the help fits one screen."""
         params = super().get_params(ctx)
@@ -201,6 +207,21 @@ def main() -> None:
     sys.exit(code)
 
 
-def _say(what: str) -> None:
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Within it a warning is one line that says what it is about, and not where in the code it came from."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        _say(str(message), "Warning", "yellow")
+
+    warnings.showwarning = before if os.environ.get("BBB_TRACEBACK") else show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def _say(what: str, kind: str = "Error", colour: str = "red") -> None:
     console = rich.console.Console(stderr=True)
-    console.print(f"Error: {what}", style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{kind}: {what}", style=colour, markup=False, highlight=False, soft_wrap=True)

@@ -20,7 +20,9 @@ def command(
     ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     held_out: Annotated[float, typer.Option(help="The share of rows to judge by, and not to train on.")] = 0.2,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the rows.", show_default="500")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the rows.", show_default="100, of counts 500")
+    ] = None,
     draws: Annotated[int, typer.Option(min=1, help="Networks to average in a prediction.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Of held-out rows, weights and draws.")] = 0,
     output: Annotated[

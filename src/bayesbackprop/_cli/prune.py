@@ -5,10 +5,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import rich.box
 import rich.console
 import rich.filesize
-import rich.table
 import safetensors.torch
 import torch
 import typer
@@ -100,29 +98,30 @@ def command(
     if json:
         console.print_json(data=found)
     else:
-        console.print(_table(found))
+        console.print(_text(found), highlight=False, markup=False)
 
 
-def _table(found: dict[str, Any]) -> rich.table.Table:
-    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
-    table.add_row("weights", f"{found['weights_left']:,} of {found['weights']:,} left")
-    table.add_row("removed up to |mu| / sigma", f"{found['threshold']:.4g}")
+def _text(found: dict[str, Any]) -> str:
+    """What was found, in lines that are as long as the names of the files make them."""
+    rows = [("weights", f"{found['weights_left']:,} of {found['weights']:,} left")]
+    rows.append(("removed up to |mu| / sigma", f"{found['threshold']:.4g}"))
     size = {name: rich.filesize.decimal(value) for name, value in found.items() if name.endswith("_bytes")}
     if "bayesian_file" in found:
-        table.add_row("Bayesian network", f"{found['bayesian_file']}, {size['bayesian_bytes']}")
+        rows.append(("Bayesian network", f"{found['bayesian_file']}, {size['bayesian_bytes']}"))
     if "sparse_file" in found:
-        table.add_row("plain network", f"{found['sparse_file']}, {size['sparse_bytes']}")
+        rows.append(("plain network", f"{found['sparse_file']}, {size['sparse_bytes']}"))
         ratio = found["dense_bytes"] / found["sparse_bytes"]
-        table.add_row("of the dense one's file", f"1/{ratio:.1f} ({size['dense_bytes']})")
+        rows.append(("of the dense one's file", f"1/{ratio:.1f} ({size['dense_bytes']})"))
     for name, shown in (("onnx", "ONNX"), ("int8", "ONNX, 8 bits")):
         if f"{name}_file" in found:
             off = f"off by {found[f'{name}_difference']:.2g} at most"
-            table.add_row(shown, f"{found[f'{name}_file']}, {size[f'{name}_bytes']}, {off}")
+            rows.append((shown, f"{found[f'{name}_file']}, {size[f'{name}_bytes']}, {off}"))
     for name in ("dense", "sparse", "onnx", "int8"):
         if f"{name}_us" in found:
             ratio = f", 1/{found['dense_us'] / found[f'{name}_us']:.1f}" if name != "dense" else ""
-            table.add_row(f"one input, {name}", f"{found[f'{name}_us']:.0f} us{ratio}")
-    return table
+            rows.append((f"one input, {name}", f"{found[f'{name}_us']:.0f} us{ratio}"))
+    width = max(len(what) for what, _ in rows)
+    return "\n".join(f"{what:{width}}  {value}" for what, value in rows)
 
 
 def _onnx_network(path: Path, threads: int) -> Callable[[torch.Tensor], Any]:

@@ -127,7 +127,8 @@ def reproduce_table1(
 ) -> None:
     """Test errors on MNIST. Hours; can be stopped and started again at any time.
 
-    A row of results/table1.json is verified by its name.
+    A row of results/table1.json is verified by its name. The package has no results: run it in a clone of the
+    repository, or give the folder by `--results`.
 
     Example: `bbb reproduce table1 --method bbb-mixture --units 400 --seeds 1`
 
@@ -140,7 +141,9 @@ def reproduce_table1(
     for method in methods:
         _check_method(method, list(table1.RECIPES))
     extent = _extent(quick, _UNITS, units, seeds, epochs, runs, results)
-    _show(extent.run(extent.cells(methods, temperatures), data.mnist()))
+    rows = extent.run(extent.cells(methods, temperatures), data.mnist())
+    _show(rows)
+    rich.console.Console(highlight=False).print(table1.difference(rows), soft_wrap=True)
     _wrote(extent.results, "table1")
 
 
@@ -227,7 +230,9 @@ def reproduce_table2(
         cells = (f"{row.fraction:.0%}", row.seed, row.weights_left, f"{row.test_error:.2f}", row.file_bytes)
         published = table2.PUBLISHED[row.fraction]
         table.add_row(*map(str, (*cells[:4], published, cells[4], f"{row.latency_us:.0f}")))
-    rich.console.Console().print(table)
+    console = rich.console.Console(highlight=False)
+    console.print(table)
+    console.print(table2.difference(found), soft_wrap=True)
     _wrote(extent.results, "table2")
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,21 @@ def test_it_says_what_it_found_and_writes_both_files(table: Path) -> None:
     assert sorted(os.listdir(table.parent)) == ["houses.bbb", "houses.csv", "houses.html"]
     assert TableModel.load(table.with_suffix(".bbb")).target == "price"
     assert "Predicting &#x27;price&#x27; in houses.csv" in table.with_suffix(".html").read_text()
+
+
+def test_the_help_says_how_many_passes_are_made(table: Path) -> None:
+    passes = {kind: estimator().max_iter for kind, estimator in bayesbackprop.tables._ESTIMATORS.items()}
+    assert passes == {"regression": 100, "classification": 100, "counts": 500}
+    assert "[default: (100, of counts 500)]" in " ".join(bbb("fit", "--help").stdout.replace("│", " ").split())
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_line_without_code(table: Path) -> None:
+    shown = warnings.showwarning
+    said = bbb("fit", table, "--target", "price", *QUICK).stderr
+    assert said.startswith("Warning: The free energy may still be falling after 2 passes")
+    assert said.count("\n") == 1
+    assert warnings.showwarning is shown
 
 
 def test_options_reach_the_model(table: Path, tmp_path: Path) -> None:

@@ -33,6 +33,15 @@ def test_prune_writes_both_networks(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["prune", str(tmp_path / "model-95-sparse.safetensors")], catch_exceptions=False)
 
 
+def test_prune_says_the_whole_names_of_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    save(Bayesian(mlp((5, 7, 3)), Gaussian(0.5)), folder / "model.safetensors")
+    said = CliRunner().invoke(app, ["prune", str(folder / "model.safetensors")], catch_exceptions=False).stdout
+    for name in ("model-95.safetensors", "model-95-sparse.safetensors"):
+        assert f"{folder / name}, " in said
+
+
 def test_prune_writes_only_what_is_asked_for(tmp_path: Path) -> None:
     save(Bayesian(mlp((5, 7, 3)), Gaussian(0.5)), tmp_path / "model")
     CliRunner().invoke(

@@ -118,7 +118,9 @@ def test_figures_of_several_seeds(tmp_path: Path) -> None:
 def test_rows_of_table_2_are_kept(tmp_path: Path) -> None:
     for units, seeds in ((8, 2), (9, 1), (8, 1)):
         command = ["reproduce", "table2", "--quick", "--units", units, "--seeds", seeds, "--runs", tmp_path]
-        assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+        result = CliRunner().invoke(app, list(map(str, command)))
+        assert result.exit_code == 0
+        assert "Points lost without 50 / 75 / 95 / 98 % of the weights: " in result.stdout
     rows = table2.read(tmp_path / "quick" / "table2.csv")
     networks = [(8, 0), (8, 1), (9, 0)]
     assert [(each.units, each.seed, each.fraction) for each in rows] == [
@@ -136,6 +138,7 @@ def test_the_shown_table_has_the_paper_beside_it(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert re.search(r"sgd\W+1\W+400\W+40\W+2\W+1\.90 ± 0\.10\W+1\.83", result.stdout)
     assert re.search(r"sgd\W+1\W+8\W+3\W+1\W+\d+\.\d\d\s", result.stdout)
+    assert table1.difference(table1.read(tmp_path / "table1.csv")) in result.stdout.splitlines()
 
 
 @pytest.mark.parametrize("command", [["reproduce", "table1", "--quick"], ["train"]])
