@@ -139,8 +139,8 @@ DIFFERENCES = (
     f"Ours is {OURS}: not the paper's cost, which is that of temperature 1. It also has an output for each action and "
     f"a memory of {bandits.ThompsonSampling.memory:,}. The greedy agents have the paper's kind of settings: the action "
     f"as an input, a memory of {_GREEDY['memory']:,}, a rate of {_GREEDY['learning_rate']:g}, and no regression. "
-    f"Unless the command says otherwise, all learn from {bandits.ThompsonSampling.updates} minibatches a step; the paper's "
-    "learn from 64."
+    f"Unless the command says otherwise, all learn from {bandits.ThompsonSampling.updates} minibatches a step; the "
+    "paper's learn from 64."
 )
 
 
