@@ -4,8 +4,10 @@ import json
 import re
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bayesbackprop._cli import app
@@ -97,6 +99,25 @@ PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if examples(path
 
 def test_pages_have_examples() -> None:
     assert len(PAGES) >= 4
+
+
+def test_the_papers_agent_of_the_page_is_thompson_sampling_alone() -> None:
+    """Its first decision is the best by the mean of two drawn networks; nothing is added to it."""
+    (example,) = (each for each in examples(ROOT / "docs" / "bandits.md") if "optimism=None" in each)
+    recipe = example.split("action = paper")[0]
+    found: list[list[int]] = [[], []]
+    for context in torch.randn(20, 3, generator=torch.Generator().manual_seed(0)):
+        names: dict[str, Any] = {}
+        exec(recipe, names)
+        agent = names["paper"]
+        rows = torch.cat([context.expand(2, -1), torch.eye(2)], 1)
+        with torch.no_grad():
+            drawn = sum(agent.model.draw(0, k)(rows) for k in range(2))
+        found[0].append(agent.act(context))
+        found[1].append(int(drawn.argmax()))
+    assert found[0] == found[1]
+    assert set(found[0]) == {0, 1}
+    assert (agent.temperature, agent.alarm, agent.halving, agent.memory) == (1, None, None, 4096)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -1,7 +1,10 @@
 """``bbb serve`` as processes: killed, ended, and several of them."""
 
+import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -242,6 +245,12 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, processes: list[Any], caps
     assert capsys.readouterr().out.split()[0] in ("0", "1")
     with serving.Client(port) as client:
         assert client.get("/state")[1]["rewards"] == 1
+    (command,) = re.findall(r"^curl .*$", text, flags=re.MULTILINE)
+    words = shlex.split(command.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+    if shutil.which(words[0]) is None:
+        pytest.skip("No curl on this machine.")
+    answer = json.loads(subprocess.run(words, capture_output=True, check=True, timeout=PATIENCE).stdout)
+    assert answer["action"] in (0, 1)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, processes: list[Any]) -> None:

@@ -126,6 +126,21 @@ def test_the_curve_of_regret_never_falls(tab: Any) -> None:
     assert all(later <= earlier + 0.06 for earlier, later in pairwise(heights))  # y points down
 
 
+@pytest.mark.parametrize("last", [1, 600, 100_000, 999_999, 5e7])
+def test_labels_of_the_axes_are_not_cut_off(last: float, tab: Any) -> None:
+    reaches = """last => {
+      const svg = document.getElementById("regret"), width = svg.viewBox.baseVal.width;
+      chart(svg, [{kind: "one", points: [[0, 0], [last, last]]}], number);
+      return [...svg.querySelectorAll("text")].map(each => each.getBBox())
+        .map(box => Math.min(box.x, width - box.x - box.width));
+    }"""
+    assert min(tab.evaluate(reaches, last)) >= 0
+
+
+def test_the_legend_says_that_beliefs_are_those_of_the_decisions(tab: Any) -> None:
+    assert "when it made recent decisions" in " ".join(tab.inner_text("section:has(#arms) .key").split())
+
+
 def test_it_follows(tab: Any, served: Served) -> None:
     before = served.client.get("/state").json()["decisions"]
     rewarded(served.client, 7)

@@ -455,7 +455,7 @@ class ThompsonSampling(NeuralAgent):
         sigma: Initial standard deviation of the weights.
         exploration: How far draws are from their mean, as a multiple of what the posterior says.
         settling: How often an action is tried until its draws are as near to their mean as the posterior says. None:
-            they always are, and with ``exploration=1`` this is Thompson sampling as in the paper.
+            they always are, with ``exploration=1``. (The paper's agent differs in more: docs/bandits.md has it.)
         optimism: How many standard errors of a linear regression an action is given the benefit of. None: there is no
             regression beside the network; nor is there one whose matrices of (features + 1)^2 numbers for each action
             would have more than 4 million.

@@ -16,6 +16,7 @@ the mean of the rest, and ``dr`` what the model says.
 The policy must not have been learnt from the rows that judge it: learn from ``log[:half]`` and judge by ``log[half:]``.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesbackprop._errors import (
     Described,
@@ -100,9 +101,10 @@ def evaluate(
 
     Args:
         policy: Its probabilities in each row, ``[n, actions]``, or the actions that it takes, ints ``[n]``; a function
-            of the contexts (and of the masks, if the log has any; and of the features of the actions, if it has those:
-            then the masks may be None) that returns one of these; or an agent, as it is now, which is asked with the
-            masks and, if it takes them, the features. None for the policy that took the decisions in the log.
+            of the contexts (and, where it takes a second argument, of the masks, if the log has any; and a third, of
+            the features of the actions, if it has those: then the masks may be None) that returns one of these; or an
+            agent, as it is now, which is asked with the masks and, if it takes them, the features. None for the policy
+            that took the decisions in the log.
         log: Rows on which the policy has not been learnt.
         estimator: ``"ips"``, ``"snips"`` or ``"dr"``.
         model: Of rewards, for ``"dr"``: a function of contexts, actions and rewards that learns from them, and returns
@@ -150,7 +152,10 @@ def compare(
         0.5
     """
     one = _judged("compare", policy, log, estimator, model, folds, clip)
-    return _estimate(one, _judged("compare", against, log, estimator, model, folds, clip, name="against"))
+    other = _judged("compare", against, log, estimator, model, folds, clip, name="against")
+    if against is not None:  # of two policies a warning says of which it is
+        one, other = _named(one, "policy"), _named(other, "against")
+    return _estimate(one, other)
 
 
 class _Judged(NamedTuple):
@@ -161,6 +166,11 @@ class _Judged(NamedTuple):
     outside: float = 0.0
     clipped: float = 0.0
     warnings: tuple[str, ...] = ()
+
+
+def _named(judged: _Judged, name: str) -> _Judged:
+    """The same, with the name of the policy in front of its warnings."""
+    return judged._replace(warnings=tuple(f"{name}: {warning}" for warning in judged.warnings))
 
 
 def _estimate(one: _Judged, other: _Judged | None = None) -> Estimate:
@@ -225,10 +235,7 @@ def _probabilities(name: str, owner: str, policy: Any, log: Log) -> Tensor:
         features = None if policy._numbers is None else log.requested
         given = [each.probabilities for each in policy.explain_many(log.contexts, log.masks, features)]
     elif callable(policy):
-        asked: list[Any] = [log.contexts, log.masks, log.features]
-        while asked[-1] is None:
-            asked.pop()
-        given = policy(*asked)
+        given = _asked(name, owner, policy, log)
     n = len(log)
     found = numbers(name, owner, given, (n, None), (n,))
     if found.dim() == 1:
@@ -239,6 +246,25 @@ def _probabilities(name: str, owner: str, policy: Any, log: Log) -> Tensor:
     check_covers(name, owner, found, log.actions)
     check_distributions(name, owner, found, log.masks)
     return found
+
+
+def _asked(name: str, owner: str, policy: Callable[..., Any], log: Log) -> Any:
+    """What a function of contexts answers; it gets as much of masks and features as it takes."""
+    given: list[Any] = [log.contexts, log.masks, log.features]
+    while given[-1] is None:
+        given.pop()
+    try:
+        signature = inspect.signature(policy.forward if isinstance(policy, nn.Module) else policy)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return policy(*given)
+    for count in range(len(given), 0, -1):
+        try:
+            signature.bind(*given[:count])
+        except TypeError:
+            continue
+        return policy(*given[:count])
+    which = ("contexts", "contexts and masks", "contexts, masks and features")[len(given) - 1]
+    raise invalid(name, owner, f"a function of the {which} of the log", Described(f"one of {signature}"))
 
 
 def _outside(pi: Tensor, log: Log) -> float:

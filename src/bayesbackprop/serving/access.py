@@ -109,7 +109,11 @@ def say_errors_as_json(app: FastAPI) -> None:
     """Every error of ``app`` becomes ``{"error": name, "message": sentence}``."""
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        kind = request.headers.get("content-type", "")
+        if any(each["loc"] == ("body",) for each in error.errors()) and not _is_json(kind):  # it was taken for text
+            got = f"Got {kind!r} instead." if kind else "It is missing."
+            return answer(422, "malformed", f"The 'Content-Type' header must be 'application/json'. {got}")
         return answer(422, "malformed", "; ".join(_sentence(each) for each in error.errors()[:3]))
 
     @app.exception_handler(HTTPException)
@@ -119,8 +123,14 @@ def say_errors_as_json(app: FastAPI) -> None:
         return answer(error.status_code, name, error.detail, dict(error.headers or {}))
 
 
+def _is_json(kind: str) -> bool:
+    """Whether a body of this type is read as JSON."""
+    main, _, sub = kind.split(";")[0].strip().lower().partition("/")
+    return main == "application" and (sub == "json" or sub.endswith("+json"))
+
+
 def _sentence(error: dict[str, Any]) -> str:
     if error["type"] == "json_invalid":
-        return f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
+        return f"the body is not JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
     place = ".".join(str(part) for part in error["loc"] if part != "body")
     return f"{place or 'the body'}: {error['msg']}"

@@ -125,8 +125,8 @@ class Arm(BaseModel):
     rewarded: int
     reward: float | None = Field(description="The mean of the rewards received.")
     deviation: float | None = Field(description="The standard deviation of the rewards received.")
-    mean: float | None = Field(description="The expected reward, on average over recent contexts.")
-    spread: float | None = Field(description="The standard deviation of that belief, on average over recent contexts.")
+    mean: float | None = Field(description="The reward expected when recent decisions were made, on average.")
+    spread: float | None = Field(description="The standard deviation of that belief then, on average.")
     recent: float | None = Field(description="The share of recent decisions.")
 
 

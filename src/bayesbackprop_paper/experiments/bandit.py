@@ -131,6 +131,18 @@ _GREEDY: Mapping[str, Any] = {
     "learning_rate": 3e-4,
 }
 
+# What the agents of figure 6 are, for the pages that show them beside the paper's.
+OURS = (
+    f"our default agent (temperature {bandits.ThompsonSampling.temperature:g}, a linear regression beside the network)"
+)
+DIFFERENCES = (
+    f"Ours is {OURS}: not the paper's cost, which is that of temperature 1. It also has an output for each action and "
+    f"a memory of {bandits.ThompsonSampling.memory:,}. The greedy agents have the paper's kind of settings: the action "
+    f"as an input, a memory of {_GREEDY['memory']:,}, a rate of {_GREEDY['learning_rate']:g}, and no regression. "
+    f"Unless the command says otherwise, all learn from {bandits.ThompsonSampling.updates} minibatches a step; the "
+    "paper's learn from 64."
+)
+
 
 def make(job: Job) -> tuple[Agent, list[Environment]]:
     """The agents of a job, and where they act."""
@@ -284,6 +296,17 @@ def means(points: Iterable[Point]) -> dict[str, dict[int, float]]:
     for point in points:
         found.setdefault(point.agent, {}).setdefault(point.step, []).append(point.regret)
     return {agent: {step: mean(each) for step, each in steps.items()} for agent, steps in found.items()}
+
+
+def ends(points: Iterable[Point]) -> dict[str, list[float]]:
+    """The regrets after the last step, one for each seed, by agent."""
+    points = list(points)
+    last = max((point.step for point in points), default=0)
+    found: dict[str, list[float]] = {}
+    for point in points:
+        if point.step == last:
+            found.setdefault(point.agent, []).append(point.regret)
+    return found
 
 
 def fig6(points: Sequence[Point], results: Path, command: str) -> str:

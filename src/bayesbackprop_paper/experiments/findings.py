@@ -342,23 +342,23 @@ def _fig5(path: Path) -> tuple[str, list[Grid]]:
 
 def _fig6(path: Path) -> tuple[str, list[Grid]]:
     points = bandit.read(path)
-    curves, theirs = bandit.means(points), figures.published("bandit_regret")
+    ends, theirs = bandit.ends(points), figures.published("bandit_regret")
     last = max(point.step for point in points)
-    regrets = {
-        label: (curves[agent][last], float(np.interp(last, theirs["step"], theirs[column])))
+    rows = [
+        [
+            label,
+            f"{mean(ends[agent]):.0f}",
+            f"{min(ends[agent]):.0f} to {max(ends[agent]):.0f}",
+            f"{np.interp(last, theirs['step'], theirs[column]):.0f}",
+        ]
         for agent, (_, label, column) in reversed(bandit.STYLE.items())
-        if agent in curves
-    }
-    label, (ours, paper) = next(iter(regrets.items()))
-    said = (
-        f"After {last:,} mushrooms {label} has a regret of {ours:.0f}, the paper's of {paper:.0f}; our agent has a "
-        "linear regression beside its network."
-    )
-    seeds = len({point.seed for point in points})
-    caption = f"Cumulative regret after {last:,} steps, mean over {_count(seeds)}."
-    return said, [
-        Grid(caption, ["", "ours", "paper"], [[name, *(f"{x:.0f}" for x in each)] for name, each in regrets.items()])
+        if agent in ends
     ]
+    label, ours, _, paper = rows[0]
+    said = f"After {last:,} mushrooms {label} has a regret of {ours}, the paper's of {paper}. {bandit.DIFFERENCES}"
+    seeds = _count(len({point.seed for point in points}))
+    caption = f"Cumulative regret after {last:,} steps: the mean over {seeds}, the lowest to the highest, the paper's."
+    return said, [Grid(caption, ["", "ours", "by seed", "paper"], rows)]
 
 
 def _methods(columns: Iterable[str]) -> Iterator[tuple[str, str, str]]:

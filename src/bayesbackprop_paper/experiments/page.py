@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 
@@ -144,16 +145,20 @@ def _bandit(results: Path) -> Iterator[list[str]]:
     if not path.exists():
         return
     points = bandit.read(path)
-    curves, theirs = bandit.means(points), figures.published("bandit_regret")
+    ends, theirs = bandit.ends(points), figures.published("bandit_regret")
     last = max(point.step for point in points)
     seeds = len({point.seed for point in points})
-    ours = ", ".join(f"{label} {curves[agent][last]:.0f}" for agent, (_, label, _) in reversed(bandit.STYLE.items()))
+    ours = ", ".join(
+        f"{bandit.OURS if agent == 'bbb' else label} {mean(ends[agent]):.0f} "
+        f"({min(ends[agent]):.0f} to {max(ends[agent]):.0f})"
+        for agent, (_, label, _) in reversed(bandit.STYLE.items())
+    )
     paper = ", ".join(
         f"{np.interp(last, theirs['step'], theirs[column]):.0f}" for _, _, column in reversed(bandit.STYLE.values())
     )
     about = json.loads((results / "fig6.json").read_text())
     yield [
-        f"mushroom bandit, regret after {last:,} steps ({_count(seeds)})",
+        f"mushroom bandit, regret after {last:,} steps ({_count(seeds)}, lowest to highest)",
         ours,
         f"paper {paper}",
         f"`{about['command']}`",

@@ -163,6 +163,36 @@ def test_functions_get_the_masks_if_there_are_any() -> None:
         evaluate(torch.full((N, COUNT), 1 / COUNT), log)
 
 
+def test_functions_get_as_much_as_they_take() -> None:
+    masks = torch.ones(N, COUNT, dtype=torch.bool)
+    log, expected = logged(masks=masks), evaluate([1] * N, logged(masks=masks))
+    policies: list[Any] = [
+        lambda contexts: [1] * len(contexts),
+        lambda contexts, masks: [1] * len(masks),
+        lambda *given: [1] * len(given[1]),
+        lambda contexts, masks, features=None: [1] * len(masks),
+        _Ones(),
+    ]
+    assert {evaluate(policy, log) for policy in policies} == {expected}
+    with pytest.raises(ValueError, match="'policy' parameter of evaluate must be a function of the contexts and"):
+        evaluate(lambda: [1] * N, log)
+    with pytest.raises(ValueError, match=r"must be a function of the contexts of the log.* Got one of \(a, b\)"):
+        evaluate(lambda a, b: [1] * N, logged())
+
+
+class _Ones(torch.nn.Module):
+    def forward(self, contexts: Tensor) -> list[int]:
+        return [1] * len(contexts)
+
+
+def test_what_a_function_of_contexts_must_not_take_is_said() -> None:
+    masks = torch.ones(N, COUNT, dtype=torch.bool)
+    masks[0, 1] = False
+    log = logged(masks=masks)
+    with pytest.raises(ValueError, match="'policy' parameter of evaluate must be 0 for actions that a mask forbids"):
+        evaluate(lambda contexts: [1] * len(contexts), log)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_an_agent_is_judged_by_its_probabilities_and_stays_as_it_is(masked: bool) -> None:
     masks = None
@@ -280,6 +310,15 @@ def test_a_log_that_counts_as_few_decisions_and_weights_that_dominate() -> None:
     policy[row] = torch.nn.functional.one_hot(log.actions[row], COUNT).double()
     share = float(1 / log.propensities[row]) / (59 + float(1 / log.propensities[row]))
     assert f"A single decision has {share:.0%} of all weight" in warned(policy, log)
+
+
+def test_warnings_say_of_which_of_two_policies_they_are() -> None:
+    log, one, other = logged(60), policy_of(0.9, 2), policy_of(0.9, 3)
+    own = [evaluate(each, log).warnings for each in (one, other)]
+    assert all(own)
+    named = [f"{name}: {each}" for name, those in zip(("policy", "against"), own, strict=True) for each in those]
+    assert list(compare(one, log, other).warnings) == named
+    assert compare(one, log).warnings == own[0]
 
 
 def test_clipping_is_said() -> None:

@@ -148,8 +148,36 @@ def test_what_is_no_json_is_refused(body: bytes, client: Any) -> None:
 def test_a_body_that_is_no_json_is_said_to_be_none(client: Any) -> None:
     answer = client.post("/decide", content=b"{bad", headers={"Content-Type": "application/json"})
     said = answer.json()["message"]
-    assert said.startswith("the body is no JSON: Expecting property name")
+    assert said.startswith("the body is not JSON: Expecting property name")
     assert said.endswith(", at character 1")
+
+
+@pytest.mark.parametrize("path", ["/decide", "/decide/batch", "/reward", "/reward/batch", "/arms"])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (None, "It is missing."),
+        ("application/x-www-form-urlencoded", "Got 'application/x-www-form-urlencoded' instead."),
+        ("text/plain; charset=utf-8", "Got 'text/plain; charset=utf-8' instead."),
+    ],
+)
+def test_a_body_of_another_type_is_said_to_be_one(path: str, kind: str | None, says: str, client: Any) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    body = b"7" if kind is None else b'{"context": [1, 2, 3]}'  # some versions of FastAPI take one without for JSON
+    answer = client.post(path, content=body, headers=headers)
+    assert answer.status_code == 422
+    assert answer.json() == {
+        "error": "malformed",
+        "message": f"The 'Content-Type' header must be 'application/json'. {says}",
+    }
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/problem+json"])
+def test_json_by_other_names_is_json(kind: str, client: Any) -> None:
+    for body, status in ((b'{"context": [1, 2, 3]}', 200), (b'{"context": [1, 2, 1e7]}', 422)):
+        answer = client.post("/decide", content=body, headers={"Content-Type": kind})
+        assert answer.status_code == status
+    assert answer.json()["message"] == "context.2: Input should be less than or equal to 1000000"
 
 
 def test_one_bad_request_does_not_spoil_others_that_wait_with_it(client: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bayesbackprop.bandits import EpsilonGreedy, ThompsonSampling
 from bayesbackprop_paper.experiments import bandit, regression, table1, table2
 from bayesbackprop_paper.experiments.bandit import Point
 from bayesbackprop_paper.experiments.findings import TITLES, Finding, findings
@@ -144,5 +145,19 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     assert said["fig5"].tables[0].rows == [
         ["Bayes by Backprop\npoints as in the paper's figure", "1.25", "1.50", "55 %", "90 %"]
     ]
-    assert said["fig6"].tables[0].rows == [["Bayes by Backprop", "101", "5730"]]
-    assert "regret of 101, the paper's of 5730" in said["fig6"].sentence
+    assert said["fig6"].tables[0].rows == [["Bayes by Backprop", "101", "100 to 102", "5730"]]
+    assert "regret of 101, the paper's of 5730. Ours is our default agent (temperature 0.03, a linear regression" in (
+        said["fig6"].sentence
+    )
+
+
+def test_what_is_said_of_the_agents_of_figure_6_is_so() -> None:
+    ours, _ = bandit.make(bandit.Job("wheel-0.5", ("bbb",), (0,), 1, 1))
+    greedy, _ = bandit.make(bandit.Job("wheel-0.5", ("greedy",), (0,), 1, 1))
+    assert isinstance(ours, ThompsonSampling)
+    assert isinstance(greedy, EpsilonGreedy)
+    assert (ours.temperature, ours.encoding, ours.memory) == (0.03, "output", 65536)
+    assert ours.optimism is not None
+    assert (greedy.encoding, greedy.memory, greedy.learning_rate) == ("input", 4096, 3e-4)
+    for words in ("temperature 0.03", "memory of 65,536", "memory of 4,096", "rate of 0.0003", "no regression"):
+        assert words in bandit.DIFFERENCES
