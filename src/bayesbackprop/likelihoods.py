@@ -1,10 +1,10 @@
 """Likelihoods P(y|x,w): what the network's output says about the target.
 
-A likelihood gives the log-probability of each example, and the distribution behind it for prediction. Targets must have
-exactly the shape the output implies: nothing is ever broadcast.
+A likelihood computes the log-probability of each example. For prediction it also gives the distribution. Targets must
+have exactly the shape that the output implies. Nothing is broadcast.
 
-What training pays for an example is its *cost*, -log P(y|x,w). A few options change this cost and nothing else: class
-weights, label smoothing, the beta of a Gaussian. They are ways to train; log-probabilities and predictions ignore them.
+Training minimises the *cost* of each example, -log P(y|x,w). Three options change only this cost: class weights, label
+smoothing, and the beta of a Gaussian. Log-probabilities and predictions ignore them.
 """
 
 import math
@@ -39,42 +39,42 @@ _T = TypeVar("_T")
 
 _LOG_2PI = math.log(2 * math.pi)
 
-# The noise of a Gaussian is larger, and its inverse too: their squares must be floats.
+# The noise of a Gaussian and its inverse must be larger than this, so that their squares are floats.
 _SMALLEST = 1e-150
 
-# Never the index of a class: so that none is ignored.
+# No class has this index. As ignore_index it ignores nothing.
 _NO_INDEX = -INT64
 
-# More ordered classes than anyone has, so that no damaged file asks for a tensor of any size.
+# More ordered classes than anyone needs. The limit keeps a damaged file from asking for a huge tensor.
 _MOST_CLASSES = 2**16
 
 
 class Form(NamedTuple):
-    """A likelihood as the kernels know it."""
+    """How the kernels describe a likelihood."""
 
     kind: str  # its name in cpu.c
     number: float = 0.0  # the noise, or the least noise
-    numbers: int = 1  # of an output, for each of a target
-    actions: int = 0  # of which a target names one, before its numbers: the output is about each
+    numbers: int = 1  # how many numbers the output has for each number of the target
+    actions: int = 0  # the output describes each action; the target names one of them before its numbers
 
 
 class Likelihood(nn.Module, ABC):
-    """P(y|x,w) for the output of the network at the weights w.
+    """P(y|x,w), given the output of the network with the weights w.
 
-    A subclass need only define ``log_prob`` and ``distribution``. One that trains on something else than -log P(y|x,w)
-    defines ``costs`` as well. If it sets ``has_slope``, training plain stacks of layers takes the gradient of its
-    ``cost`` from ``slope`` instead of from autograd.
+    A subclass must define ``log_prob`` and ``distribution``. If its training cost is not -log P(y|x,w), it also defines
+    ``costs``. If it sets ``has_slope``, the training of plain stacks of layers takes the gradient of ``cost`` from
+    ``slope`` instead of from autograd.
     """
 
     has_slope = False
 
-    def __init__(self) -> None:  # that of a module takes anything
+    def __init__(self) -> None:  # nn.Module would accept any arguments
         super().__init__()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
-        # What a subclass leaves out follows from what it defines: its parent's is of another log_prob.
+        # A method that the subclass leaves out must follow from its own log_prob. The parent's belongs to another one.
         if "costs" not in own and ("log_prob" in own or "cost" in own):
             cls.costs = Likelihood.costs if "log_prob" in own else _no_costs  # type: ignore[method-assign]
         if "cost" not in own and ("log_prob" in own or "costs" in own):
@@ -89,27 +89,27 @@ class Likelihood(nn.Module, ABC):
         """log P(y|x,w) of each example, shape ``[B]``."""
 
     def costs(self, output: Any, target: Any) -> Tensor:
-        """What training pays for each example, shape ``[B]``: -log P(y|x,w), unless an option says otherwise."""
+        """The training cost of each example, shape ``[B]``: -log P(y|x,w) unless an option changes it."""
         return -self.log_prob(output, target)
 
     def cost(self, output: Any, target: Any) -> Tensor:
-        """The likelihood cost: :meth:`costs` averaged over the examples; the library's own take fewer operations."""
+        """The likelihood cost: the mean of :meth:`costs`. The library's own likelihoods compute it in fewer steps."""
         return self.costs(output, target).mean()
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        """The gradient of :meth:`cost` by an output ``[B, D]`` that it has accepted, where that takes a line."""
+        """The gradient of :meth:`cost` by the output ``[B, D]``. The output has been checked before."""
         raise NotImplementedError
 
     def form(self) -> "Form | None":
-        """Its :meth:`cost` and :meth:`slope` as the kernels know them, if they do."""
+        """How the kernels compute :meth:`cost` and :meth:`slope`; None if they cannot."""
         return None
 
     @abstractmethod
     def distribution(self, output: Any) -> Any:
-        """P(y|x,w) as a ``torch.distributions.Distribution`` with one value for each element of a target."""
+        """P(y|x,w) as a ``torch.distributions.Distribution``, with one value for each element of the target."""
 
     def arguments(self) -> dict[str, Any]:
-        """What it was made with, where that is not the default, as JSON can hold it; parameters are not among it."""
+        """The arguments that differ from their defaults, as plain data for JSON. Learnt parameters are not included."""
         return {}
 
 
@@ -119,11 +119,11 @@ def _no_costs(self: Likelihood, output: Any, target: Any) -> Tensor:  # noqa: AR
 
 
 class Weighted(Likelihood):
-    """A likelihood in which each example of one minibatch has a weight: P(y|x,w)^weight. The objective makes it.
+    """The likelihood of a minibatch whose examples have weights: P(y|x,w)^weight. The objective creates it.
 
     Args:
-        likelihood: The likelihood of an example that counts once.
-        weights: A number for each example, ``[B]``.
+        likelihood: The likelihood of an example with weight 1.
+        weights: The weight of each example, ``[B]``.
     """
 
     def __init__(self, likelihood: Likelihood, weights: Tensor) -> None:
@@ -141,7 +141,7 @@ class Weighted(Likelihood):
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
         slope = self.likelihood.slope(output, target)
-        return slope * self.weights.to(slope)[:, None]  # a row is of its own example alone
+        return slope * self.weights.to(slope)[:, None]  # each row depends on its own example only
 
     def distribution(self, output: Any) -> Any:
         return self.likelihood.distribution(output)
@@ -150,13 +150,13 @@ class Weighted(Likelihood):
 class Categorical(Likelihood):
     """Classes: the output holds logits ``[B, C, ...]``, the target class indices ``[B, ...]`` (int64).
 
-    The options are those of ``torch.nn.CrossEntropyLoss``, except that the cost is always averaged over the examples:
-    whatever a target weighs, and also where it is ignored, its example counts as one of the N.
+    The options are those of ``torch.nn.CrossEntropyLoss``, with one difference: the cost is always the mean over all
+    examples. An example counts as one of the N whatever its weight, and also if its target is ignored.
 
     Args:
-        weight: What a target of each class counts in training, one number for each class; None for 1.
+        weight: The weight of each class in training, one number per class. None means 1 for all.
         label_smoothing: The part of a target, in [0, 1], that training spreads evenly over all classes.
-        ignore_index: The index of targets that say nothing: their log-probability and their cost are 0.
+        ignore_index: Targets with this index are ignored: their log-probability and their cost are 0.
 
     Examples:
         >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2]))
@@ -201,7 +201,7 @@ class Categorical(Likelihood):
         return _per_example(self._cross_entropy(output, target, "none", trains=True))
 
     def cost(self, output: Tensor, target: Tensor) -> Tensor:
-        if not self._is_plain:  # where torch takes another mean
+        if not self._is_plain:  # torch would compute another mean
             return self.costs(output, target).mean()
         return _per_element(self._cross_entropy(output, target, "mean"), target)
 
@@ -224,7 +224,7 @@ class Categorical(Likelihood):
         ignored = _NO_INDEX if self.ignore_index is None else self.ignore_index
         try:
             return F.cross_entropy(output, target, reduction=reduction, ignore_index=ignored, **options)
-        except IndexError:  # on the CPU torch checks as it goes
+        except IndexError:  # on the CPU torch checks the indices itself
             self._check_indices(output, target)
             raise
 
@@ -245,14 +245,14 @@ class Categorical(Likelihood):
 class Ordinal(Likelihood):
     """Ordered classes, such as grades: the output holds scores s, the target class indices (int64) of the same shape.
 
-    Where the output is ``[B, 1]``, the target may be ``[B]`` as well.
+    If the output has the shape ``[B, 1]``, the target may also be ``[B]``.
 
-    The classes divide the line of scores at cut points c_1 < c_2 < ..., which are learnt:
+    Learnt cut points c_1 < c_2 < ... divide the line of scores into classes:
 
     P(y <= k) = 1 / (1 + exp(s - c_{k+1}))
 
     Args:
-        classes: How many there are, K. At first each has the probability 1 / K where the score is 0.
+        classes: The number of classes, K. Before training, each has the probability 1 / K at the score 0.
 
     Examples:
         >>> Ordinal(4).distribution(torch.zeros(1)).probs
@@ -264,7 +264,7 @@ class Ordinal(Likelihood):
         self.classes = check_count("Ordinal", least=2, below=_MOST_CLASSES + 1, classes=classes)["classes"]
         even = (torch.arange(1, self.classes, dtype=torch.float64) / self.classes).logit()
         gaps = even.diff()
-        # The first cut point, and for each other the s of its distance log(1 + exp(s)) to the one before.
+        # The first cut point. Each other one is held as the s of its distance log(1 + exp(s)) from the one before.
         raw = torch.cat([even[:1], gaps + torch.log(-torch.expm1(-gaps))])
         self.raw_cuts = nn.Parameter(raw.to(torch.get_default_dtype()))
 
@@ -292,13 +292,13 @@ class Ordinal(Likelihood):
         return distributions.Categorical(logits=self._log_probs(output), validate_args=_validates())
 
     def _log_probs(self, output: Tensor) -> Tensor:
-        """log P(y = k) of all classes, on a new last dimension.
+        """log P(y = k) of all classes, in a new last dimension.
 
-        Where a and b are the logits of the two cut points around a class, b - a = log(1 + exp(s)), it is
+        A class lies between two cut points with the logits a and b, where b - a = log(1 + exp(s)). Then
 
-        log(sigmoid(b) - sigmoid(a)) = log sigmoid(b) + log sigmoid(-a) + log sigmoid(s)
+        log P(y = k) = log(sigmoid(b) - sigmoid(a)) = log sigmoid(b) + log sigmoid(-a) + log sigmoid(s)
 
-        in which nothing cancels. The first class has no a and the last no b.
+        and nothing cancels. The first class has no a and the last no b.
         """
         raw = self.raw_cuts.to(output.dtype)
         logits = _cut_points(raw) - output.unsqueeze(-1)
@@ -310,7 +310,7 @@ class Ordinal(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    """Yes or no: the output holds logits, the target 0 or 1, of the same shape ``[B, ...]``.
+    """Yes or no: the output holds logits and the target 0 or 1, both of shape ``[B, ...]``.
 
     Examples:
         >>> Bernoulli().log_prob(torch.zeros(2), torch.tensor([1.0, 0.0]))
@@ -347,19 +347,20 @@ class Bernoulli(Likelihood):
 
 
 class Gaussian(Likelihood):
-    """Numbers with Gaussian noise; the target is a float tensor.
+    """Numbers with Gaussian noise. The target is a float tensor.
 
     Args:
-        noise: The standard deviation of the noise. A float fixes it. ``"learnt"`` makes it one number that is trained
-            along. ``"per-input"`` reads it from the network, whose last dimension is then twice the target's: first the
-            means, then the numbers s of noise = least + log(1 + exp(s)).
-        initial: Where a learnt noise starts.
-        least: For noise per input, what it never falls below. Where some targets are known exactly, the density at them
-            grows without bounds as the noise goes to 0, and nothing else is learnt any more.
-        beta: For noise per input, in [0, 1]: training multiplies what a number costs by its noise^(2 beta), which is
-            taken for a constant. At 0 a network soon calls hard examples noisy and stops learning their means, whose
-            gradient has the factor 1 / noise^2; at 1 the means learn as under a squared error. This is a training
-            cost, no likelihood: with it the posterior is not that of Bayes' rule, and the cost is not in nats.
+        noise: The standard deviation of the noise. A float fixes it. ``"learnt"`` trains one number with the network.
+            ``"per-input"`` reads the noise from the network. The output's last dimension is then twice that of the
+            target: first the means, then the numbers s of noise = least + log(1 + exp(s)).
+        initial: The initial value of a learnt noise.
+        least: The lower bound of noise per input. Without one, a network that can predict some targets exactly drives
+            their noise to 0. Their density then grows without bound, and nothing else is learnt.
+        beta: For noise per input, a number in [0, 1]. Training multiplies the cost of each number by noise^(2 beta),
+            without a gradient through this factor. The gradient of a mean has the factor 1 / noise^2. At 0 a network
+            may therefore call hard examples noisy and stop learning their means. At 1 the means learn as under a
+            squared error. With beta the cost is no likelihood: it is not in nats, and the posterior is not that of
+            Bayes' rule.
 
     Examples:
         >>> Gaussian(0.5).log_prob(torch.tensor([[1.0]]), torch.tensor([[1.0]]))
@@ -465,14 +466,14 @@ class Gaussian(Likelihood):
 
 
 class StudentT(Likelihood):
-    """Numbers with outliers: Student's t around the output, which has the target's shape; the target is a float tensor.
+    """Numbers with outliers: Student's t around the output. The target is a float tensor of the output's shape.
 
     Args:
-        scale: How wide it is. A float fixes it; ``"learnt"`` makes it one number that is trained along.
-        df: The degrees of freedom, a float or ``"learnt"``. The fewer, the heavier the tails: at 1 they have no mean,
-            up to 2 no variance, and from about 30 on it is nearly a Gaussian.
-        initial_scale: Where a learnt scale starts.
-        initial_df: Where learnt degrees of freedom start.
+        scale: The width of the distribution. A float fixes it. ``"learnt"`` trains one number with the network.
+        df: The degrees of freedom, a float or ``"learnt"``. Fewer degrees mean heavier tails. Up to 1 the distribution
+            has no mean, up to 2 no variance. From about 30 on it is nearly Gaussian.
+        initial_scale: The initial value of a learnt scale.
+        initial_df: The initial value of learnt degrees of freedom.
 
     Examples:
         >>> StudentT(1.0, 3.0).log_prob(torch.zeros(1, 1), torch.tensor([[4.0]]))
@@ -514,7 +515,7 @@ class StudentT(Likelihood):
 
 
 class Poisson(Likelihood):
-    """Counts: the output holds the logarithms of their rates, the target whole numbers from 0 on, of the same shape.
+    """Counts: the output holds the logarithms of the rates, the target whole numbers >= 0 of the same shape.
 
     Examples:
         >>> Poisson().log_prob(torch.zeros(1, 1), torch.tensor([[2]]))
@@ -532,13 +533,13 @@ class Poisson(Likelihood):
 
 
 class NegativeBinomial(Likelihood):
-    """Counts that vary more than Poisson's: the output holds the logarithms of their means, the target whole numbers.
+    """Counts that vary more than Poisson's: the output holds the logarithms of the means, the target whole numbers.
 
-    The variance of a count of mean m is m + dispersion m^2. Without dispersion it is a Poisson.
+    A count with the mean m has the variance m + dispersion m^2. At dispersion 0 this is a Poisson distribution.
 
     Args:
-        dispersion: A float fixes it; ``"learnt"`` makes it one number that is trained along.
-        initial: Where a learnt dispersion starts.
+        dispersion: A float fixes it. ``"learnt"`` trains one number with the network.
+        initial: The initial value of a learnt dispersion.
 
     Examples:
         >>> NegativeBinomial(1.0).log_prob(torch.zeros(1, 1), torch.tensor([[2]]))  # (1 / 2)^3
@@ -574,11 +575,11 @@ class NegativeBinomial(Likelihood):
 class Joint(Likelihood):
     """Several targets at once: the product of the likelihoods of the network's heads, P(y|x,w) = prod_h P(y_h|x,w).
 
-    A prediction has one predictive distribution for each head, ``model.predict(x)["price"]``.
+    A prediction has one predictive distribution for each head: ``model.predict(x)["price"]``.
 
     Args:
-        heads: A mapping from names to likelihoods, for a network whose output is a mapping with these names; or a
-            sequence of likelihoods, where it is a tuple or a list. Targets are of the same form.
+        heads: A mapping from names to likelihoods if the network returns a mapping with these names. A sequence of
+            likelihoods if it returns a tuple or list. Targets have the same form as the output.
 
     Examples:
         >>> joint = Joint({"price": Gaussian(1.0), "sold": Bernoulli()})
@@ -613,7 +614,7 @@ class Joint(Likelihood):
         return list(self.heads)  # type: ignore[arg-type]
 
     def split(self, values: Any, parameter: str = "output") -> list[Any]:
-        """What of ``values``, an output or a target, belongs to each head."""
+        """The part of ``values``, an output or a target, that belongs to each head."""
         if self.names is None:
             if isinstance(values, tuple | list) and len(values) == len(self.heads):
                 return list(values)
@@ -628,7 +629,7 @@ class Joint(Likelihood):
         raise invalid(parameter, "Joint", constraint, got)
 
     def join(self, values: Sequence[_T]) -> dict[str, _T] | tuple[_T, ...]:
-        """One of ``values`` for each head, as the network's output has them."""
+        """Put ``values``, one for each head, into the form of the network's output."""
         return tuple(values) if self.names is None else dict(zip(self.names, values, strict=True))
 
     def log_prob(self, output: Any, target: Any) -> Tensor:
@@ -652,12 +653,12 @@ class Joint(Likelihood):
 
 
 class LogLikelihood(Likelihood):
-    """Any likelihood: ``function(output, target)`` gives log P(y|x,w) of each example, shape ``[B]``.
+    """Any likelihood: ``function(output, target)`` returns log P(y|x,w) of each example, shape ``[B]``.
 
     Args:
-        function: The log-probability of each example.
-        predictive: For prediction, the ``torch.distributions.Distribution`` of the targets given the output.
-        name: What a saved file calls it.
+        function: Returns the log-probability of each example.
+        predictive: Returns the ``torch.distributions.Distribution`` of the targets for an output. Needed to predict.
+        name: Its name in saved files.
     """
 
     def __init__(
@@ -695,14 +696,14 @@ _BY_NAME: dict[str, type[Likelihood]] = {
 
 
 def describe(likelihood: Likelihood) -> dict[str, object]:
-    """A likelihood as plain data for a file, without its tensors; of a user's own only what it is called."""
+    """Describe a likelihood as plain data for a file, without its tensors. A user's own has only its name there."""
     if type(likelihood) not in _BY_NAME.values():
         return {"kind": "own", "name": getattr(likelihood, "name", type(likelihood).__name__)}
     return {"kind": type(likelihood).__name__, **likelihood.arguments()}
 
 
 def from_description(description: dict[str, Any]) -> Likelihood | None:
-    """The likelihood that :func:`describe` described, or None for a user's own and for what has one among its heads."""
+    """Make the likelihood that :func:`describe` described. None if it, or one of its heads, is a user's own."""
     arguments = dict(description)
     kind = arguments.pop("kind")
     if kind == "own":
@@ -715,7 +716,7 @@ def from_description(description: dict[str, Any]) -> Likelihood | None:
             return None
         arguments["heads"] = made if names is None else dict(zip(names, made, strict=True))
     likelihood = _BY_NAME[kind](**arguments)
-    if describe(likelihood) != description:  # which leaves something out
+    if describe(likelihood) != description:  # the description is incomplete
         raise ValueError(f"likelihood {description!r:.200}")
     return likelihood
 
@@ -724,7 +725,7 @@ def from_description(description: dict[str, Any]) -> Likelihood | None:
 
 
 def _float_or(owner: str, words: Sequence[str] = ("learnt",), **values: object) -> float | str:
-    """A number above 0, or one of ``words`` that says where it comes from."""
+    """A number above 0, or one of ``words``, which says how the number is found."""
     ((name, value),) = values.items()
     if not isinstance(value, str):
         return check_positive(owner, **values)[name]
@@ -735,13 +736,13 @@ def _float_or(owner: str, words: Sequence[str] = ("learnt",), **values: object) 
 
 
 def _learnt(owner: str, setting: float | str, **initial: object) -> nn.Parameter | None:
-    """The parameter, a logarithm, that holds a number which is learnt."""
+    """The parameter that holds the logarithm of a learnt number; None if the number is fixed."""
     (start,) = check_positive(owner, **initial).values()
     return nn.Parameter(torch.tensor(math.log(start))) if setting == "learnt" else None
 
 
 def _logarithm(setting: float | str, learnt: nn.Parameter | None, like: Tensor) -> Tensor:
-    """The logarithm, in double precision, of a number that is fixed or learnt."""
+    """The logarithm of a fixed or learnt number, in double precision."""
     if learnt is not None:
         return learnt.double()
     return torch.full((), math.log(float(setting)), dtype=torch.float64, device=like.device)
@@ -756,7 +757,7 @@ def _shown(**numbers: tuple[float | str, nn.Parameter | None]) -> str:
 
 
 def _checked_numbers(owner: str, **values: Any) -> tuple[float, ...]:
-    """Numbers of at least 0 in a list, a tensor or an array, of which there is one at least."""
+    """The numbers of a list, tensor or array that is not empty. All must be 0 or more."""
     many = check_list(owner, **values)
     ((name, _),) = values.items()
     has_no_numbers = isinstance(many, Tensor) and (many.layout is not torch.strided or many.is_meta)
@@ -775,11 +776,11 @@ def _cut_points(raw: Tensor) -> Tensor:
 
 
 def _validates() -> bool:
-    """Whether distributions look at their parameters, which torch.export cannot put into a graph.
+    """Whether distributions check their parameters. Under torch.export they must not: a check cannot be traced.
 
-    Said each time: torch.compile switches torch's own default off for the whole process.
+    Every distribution is told explicitly, because torch.compile turns torch's default off for the whole process.
     """
-    # torch 2.6 says only that a compiler looks.
+    # torch 2.6 cannot tell an export from a compilation.
     return not getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
@@ -829,7 +830,7 @@ def _check_range(likelihood: Likelihood, target: Tensor, classes: int) -> None:
 
 
 def _per_element(mean: Tensor, target: Tensor) -> Tensor:
-    """The mean over examples from the mean over all their elements."""
+    """Turn a mean over elements into a mean over examples."""
     elements = target.numel() // max(1, len(target))
     return mean if elements == 1 else mean * elements
 

@@ -1,8 +1,9 @@
-"""Prediction: P(y|x) = E_q[P(y|x,w)], the probabilities (never the log-probabilities) of many draws, averaged.
+"""Prediction: P(y|x) = E_q[P(y|x,w)], the mean probability (never the mean log-probability) over many draws.
 
-The uncertainty splits in two. *Aleatoric* is what every drawn network agrees is noise; *epistemic* is what they
-disagree about, and what more data would remove. For classes the whole is the entropy and the epistemic part the mutual
-information of label and weights; for numbers and counts the whole is the variance, split by the law of total variance.
+The uncertainty has two parts. The *aleatoric* part is noise on which all drawn networks agree. The *epistemic* part is
+their disagreement, which more data would remove. For classes the total is the entropy, and the epistemic part is the
+mutual information of label and weights. For numbers and counts the total is the variance, split by the law of total
+variance.
 """
 
 import copy
@@ -33,34 +34,34 @@ from bayesbackprop._errors import (
 from bayesbackprop._trees import has_objects, map_tensors, own_objects, revive, tensors_in
 from bayesbackprop.likelihoods import Joint, Likelihood
 
-# What predictions may hold at a time unless told otherwise.
+# The default limit on the memory of a prediction, in bytes.
 GIGABYTE = 2**30
 
-# The entropy of a mixture is integrated between nodes at these multiples of each component's standard deviation (beyond
-# 9 there is less than 1e-18 of it), with three Gauss-Legendre points in between: about 1e-7.
+# The entropy of a mixture is an integral. Its nodes are at these multiples of each component's standard deviation; less
+# than 1e-18 of the mass lies beyond 9. With three Gauss-Legendre points between two nodes the error is about 1e-7.
 _NODES = torch.linspace(-9, 9, 37, dtype=torch.float64)
 _LEGENDRE = np.polynomial.legendre.leggauss(3)
-# The tails of Student's t are powers of the distance: there its nodes grow by this factor.
+# The tails of Student's t fall as a power of the distance. There the distance of a node grows by this factor.
 _GROWTH = 1.4
-# The part of a distribution that may be left out of its entropy, and the most values that of a count is summed over.
+# The probability that an entropy may leave out, and the most values over which the entropy of a count is summed.
 _REST, _MOST_VALUES = 1e-13, 2**20
-# Numbers to hold at a time while integrating.
+# How many numbers an integration holds at a time.
 _CHUNK = 2**22
-# The functions of torch behind the ``sample`` of its distributions, and ``randint``.
+# The random functions that torch's distributions call in ``sample``, and ``randint``.
 _RANDOM = {"bernoulli", "binomial", "cauchy_", "exponential_", "geometric_", "multinomial", "normal", "normal_"}
 _RANDOM |= {"poisson", "rand", "randint", "uniform_", "_sample_dirichlet", "_standard_gamma"}
-# What every module has, besides what is its own.
+# The attributes that every module has.
 _OF_ALL_MODULES = frozenset(vars(nn.Module()))
-# Halvings of the bracket around a quantile: more than the bits of a double. Before, it may double until it spans all
-# doubles.
+# How often the bracket around a quantile may be halved, which is more than the bits of a double. Before that it may be
+# doubled until it spans all doubles.
 _HALVINGS, _DOUBLINGS = 60, 2100
 
 
 class Predictive(ABC):
-    """A predictive distribution: the uniform mixture of the distributions that ``draws`` networks give.
+    """A predictive distribution: the uniform mixture of the distributions that ``draws`` networks predict.
 
-    Its tensors have one row for each example. ``components`` is a ``torch.distributions`` object over all draws and
-    examples, one draw after the other.
+    Its tensors have one row for each example. ``components`` is a ``torch.distributions`` object. Its rows are those of
+    all examples for the first draw, then for the second, and so on.
     """
 
     def __init__(self, components: Any, draws: int) -> None:
@@ -70,12 +71,12 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def mean(self) -> Tensor:
-        """The predictive mean; for classes, their probabilities."""
+        """The predictive mean. For classes, the probability of each class."""
 
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """The predictive variance, of both kinds together; for classes, of each class's indicator."""
+        """The predictive variance, aleatoric and epistemic. For classes, the variance of each class's indicator."""
 
     @property
     @abstractmethod
@@ -85,16 +86,16 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def aleatoric(self) -> Tensor:
-        """The part of the uncertainty that every draw agrees is noise."""
+        """The part of the uncertainty that is noise, on which all draws agree."""
 
     @property
     @abstractmethod
     def epistemic(self) -> Tensor:
-        """The part of the uncertainty that comes from not knowing the weights."""
+        """The part of the uncertainty that exists because the weights are not known."""
 
     @abstractmethod
     def quantiles(self, q: Sequence[float]) -> Tensor:
-        """Quantiles ``[len(q), ...]``: of the target for numbers, over the draws of its probability for classes."""
+        """Quantiles ``[len(q), ...]``. For numbers: of the target. For classes: of their probability over the draws."""
 
     @abstractmethod
     def _log_probs(self, target: Any) -> Tensor:
@@ -102,7 +103,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def _sample(self, chosen: "_Chosen") -> Tensor:
-        """Targets of the draws that were chosen, ``[count, ...]``."""
+        """Sample targets from the chosen draws, ``[count, ...]``."""
 
     @property
     def stddev(self) -> Tensor:
@@ -111,20 +112,20 @@ class Predictive(ABC):
         return stddev
 
     def interval(self, level: float) -> Tensor:
-        """The ends ``[2, ...]`` of the central interval of probability ``level``, from quantile to quantile."""
+        """The ends ``[2, ...]`` of the central interval that contains the target with probability ``level``."""
         level = check_probability("interval", level=level)["level"]
         return self.quantiles([(1 - level) / 2, (1 + level) / 2])
 
     def log_prob(self, target: Any) -> Tensor:
-        """log P(y|x) of each element of the target: the logarithm of the mean probability over the draws."""
+        """log P(y|x) of each element of the target: the logarithm of its mean probability over the draws."""
         return self._log_probs(target).logsumexp(0) - math.log(self.draws)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """``count`` targets for each example, ``[count, ...]``. Each is of one draw, the same for all examples.
+        """Sample ``count`` targets for each example, ``[count, ...]``. Each sample takes one draw for all examples.
 
         Args:
-            count: How many.
-            generator: What they are drawn from; None for torch's own.
+            count: The number of samples.
+            generator: The random generator. None for torch's own.
         """
         count = check_count("sample", count=count)["count"]
         check_type("sample", torch.Generator | None, "None or a torch.Generator", generator=generator)
@@ -133,26 +134,26 @@ class Predictive(ABC):
 
 
 class _Chosen:
-    """Which draw each of ``count`` samples is of, at random."""
+    """Choose a random draw for each of ``count`` samples."""
 
     def __init__(self, draws: int, count: int, device: str | torch.device) -> None:
         draw = torch.randint(draws, (count,), device=device)
         ordered, position = draw.sort(stable=True)
         counts = ordered.bincount(minlength=draws)
         first = counts.cumsum(0) - counts
-        # Of two samples of the same draw, the first takes its first target and the second its second.
+        # If two samples choose the same draw, the first gets its first target and the second gets its second.
         number = torch.empty_like(draw)
         number[position] = torch.arange(count, device=device) - first[ordered]
         self.most = int(counts.max())
         self._draw, self._number = draw, number
 
     def of(self, samples: Tensor) -> Tensor:
-        """Those of ``samples``, ``[most, draws, ...]``, that were chosen."""
+        """The chosen rows of ``samples``, ``[most, draws, ...]``."""
         return samples[self._number.to(samples.device), self._draw.to(samples.device)]
 
 
 class _From(TorchFunctionMode):
-    """Within it, all that is random comes from a generator: torch's distributions cannot be given one."""
+    """A context in which all random numbers come from a generator. Torch's distributions do not accept one."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ class _From(TorchFunctionMode):
 
 
 class MixturePredictive(Predictive):
-    """What classes and numbers have in common."""
+    """The common base of predictions of classes and of numbers."""
 
     components: distributions.Distribution
 
@@ -173,7 +174,7 @@ class MixturePredictive(Predictive):
         return self._by_draw(self.components.log_prob(self._repeated(target)))
 
     def _check(self, method: str, **values: object) -> None:
-        """Refuse whatever has another shape than the targets."""
+        """Refuse values whose shape is not that of the targets."""
         shape = self.components.batch_shape + self.components.event_shape
         expected = (shape[0] // self.draws, *shape[1:])
         for name, value in values.items():
@@ -188,7 +189,7 @@ class MixturePredictive(Predictive):
 
     def _repeated(self, values: Tensor) -> Tensor:
         if isinstance(self.components, distributions.Bernoulli):
-            values = values.to(self.components.probs.dtype)  # which takes no integers
+            values = values.to(self.components.probs.dtype)  # Bernoulli takes no integers
         return values.unsqueeze(0).expand(self.draws, *values.shape).flatten(0, 1)
 
     def _by_draw(self, values: Tensor) -> Tensor:
@@ -196,7 +197,7 @@ class MixturePredictive(Predictive):
 
 
 class ClassPredictive(MixturePredictive):
-    """The predictive distribution of classes (probabilities on the last dimension) or of yes and no."""
+    """The predictive distribution of classes, with their probabilities in the last dimension, or of yes and no."""
 
     components: distributions.Categorical | distributions.Bernoulli
 
@@ -209,7 +210,7 @@ class ClassPredictive(MixturePredictive):
 
     @property
     def labels(self) -> Tensor:
-        """The most probable class, or 1 where yes is more probable than no."""
+        """The most probable class. For yes and no: 1 if yes is more probable than no."""
         if isinstance(self.components, distributions.Categorical):
             return self.probs.argmax(-1)
         return (self.probs > 0.5).long()
@@ -226,7 +227,7 @@ class ClassPredictive(MixturePredictive):
 
     @property
     def entropy(self) -> Tensor:
-        # A mean of probabilities that were looked at.
+        # The probabilities were checked before; their mean needs no check.
         mixture = type(self.components)(probs=self.probs, validate_args=False)
         entropy: Tensor = mixture.entropy()  # type: ignore[no-untyped-call]
         return entropy
@@ -239,7 +240,7 @@ class ClassPredictive(MixturePredictive):
     @property
     def epistemic(self) -> Tensor:
         """The mutual information I[y; w|x] = H[y|x] - E_w H[y|x,w]."""
-        return (self.entropy - self.aleatoric).clamp(min=0)  # below 0 only by rounding
+        return (self.entropy - self.aleatoric).clamp(min=0)  # rounding may make it negative
 
     def quantiles(self, q: Sequence[float]) -> Tensor:
         probs = self._by_draw(self.components.probs)
@@ -247,7 +248,7 @@ class ClassPredictive(MixturePredictive):
 
 
 class ValuePredictive(MixturePredictive):
-    """The predictive distribution of numbers or counts: a mixture of, say, Gaussians."""
+    """The predictive distribution of numbers or counts, such as a mixture of Gaussians."""
 
     @property
     def mean(self) -> Tensor:
@@ -269,7 +270,7 @@ class ValuePredictive(MixturePredictive):
 
     @property
     def entropy(self) -> Tensor:
-        """-E[log P(y|x)]: by quadrature where the components are Gaussian or Student's t, and for counts as a sum."""
+        """-E[log P(y|x)]. A sum for counts; a quadrature if the components are Gaussian or Student's t."""
         if self.is_whole:
             return self._summed_entropy()
         if not isinstance(self.components, distributions.Normal | distributions.StudentT):
@@ -290,7 +291,7 @@ class ValuePredictive(MixturePredictive):
         return self._in_shape(total)
 
     def _summed_entropy(self) -> Tensor:
-        """-sum_k P(k) log P(k), without the ends that hold less than anyone would notice."""
+        """-sum_k P(k) log P(k), without tails of negligible probability."""
         low, high = (self._quantile(level).flatten() for level in (_REST, 1 - _REST))
         values = int((high - low).max()) + 1
         if values > _MOST_VALUES:
@@ -314,11 +315,11 @@ class ValuePredictive(MixturePredictive):
         return values.to(like.dtype).reshape(like.shape)
 
     def quantiles(self, q: Sequence[float]) -> Tensor:
-        """Where the mixture's distribution function reaches q, by bisection; of counts the first such value."""
+        """Where the mixture's distribution function reaches q, by bisection. For counts, the first such value."""
         return torch.stack([self._in_shape(self._quantile(level)) for level in _levels(q)])
 
     def _quantile(self, level: float) -> Tensor:
-        """In double precision. The bracket is that of the components' own quantiles, or found by doubling it."""
+        """A quantile in double precision. It starts from the quantiles of the components, or from :meth:`_bracket`."""
         try:
             levels = torch.full_like(self.components.mean, level, dtype=torch.float64)
             each = self._by_draw(self.components.icdf(levels))
@@ -336,13 +337,13 @@ class ValuePredictive(MixturePredictive):
         return high if is_whole else (low + high) / 2
 
     def _bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        """Numbers between which the distribution function passes ``level``."""
+        """Two numbers between which the distribution function reaches ``level``, found by doubling their distance."""
         like = self.mean.double()
         ends = [torch.full_like(like, end) for end in self.ends]
         if level in (0, 1):
             return ends[int(level)], ends[int(level)]
         spread = self.stddev.double()
-        # Where there is no mean or variance, or none that is finite, any will do.
+        # If the mean or the variance does not exist or is not finite, any number will do.
         centre = torch.where(like.isfinite(), like, 0.0)
         spread = torch.where((spread > 0) & spread.isfinite(), spread, 1.0)
         edges: list[Tensor] = []
@@ -361,7 +362,7 @@ class ValuePredictive(MixturePredictive):
         return edges[0], edges[1]
 
     def cdf(self, value: Tensor) -> Tensor:
-        """P(y <= value|x), the mean over the draws of the components' own, or of their summed probabilities."""
+        """P(y <= value|x): the mean over the draws, from the components' own ``cdf`` or as a sum over counts."""
         self._check("cdf", value=value)
         try:
             return self._by_draw(self.components.cdf(self._repeated(value))).mean(0)
@@ -388,7 +389,7 @@ class ValuePredictive(MixturePredictive):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Between which numbers all targets are."""
+        """The lowest and the highest possible target."""
         low, high = (
             getattr(self._support, name, end) for name, end in (("lower_bound", -math.inf), ("upper_bound", math.inf))
         )
@@ -405,8 +406,9 @@ class ValuePredictive(MixturePredictive):
 class JointPredictive(Predictive):
     """The predictive distributions of the heads of a :class:`Joint`: ``predicted["price"]``, ``predicted[0]``.
 
-    ``log_prob`` and ``sample`` are of all targets of an example together: the heads share their draws, so their targets
-    depend on each other. Everything else is of each head, in a dictionary or tuple as the network's output.
+    The heads share their draws, so their targets depend on each other. ``log_prob`` and ``sample`` therefore treat all
+    targets of an example together. Everything else has one value for each head, in a dictionary or tuple like the
+    network's output.
     """
 
     def __init__(self, likelihood: Joint, heads: Sequence[Predictive]) -> None:
@@ -450,7 +452,7 @@ class JointPredictive(Predictive):
         return self._likelihood.join([function(head) for head in self._each])
 
     def _log_probs(self, target: Any) -> Tensor:
-        """Of each example: the sum over all elements of all its targets."""
+        """For each example, the sum over all elements of all its targets."""
         parts = zip(self._each, self._likelihood.split(target, "target"), strict=True)
         each = [head._log_probs(part) for head, part in parts]
         return torch.stack([log_probs.reshape(*log_probs.shape[:2], -1).sum(2) for log_probs in each]).sum(0)
@@ -461,7 +463,7 @@ class JointPredictive(Predictive):
 
 @contextmanager
 def predicting(net: nn.Module) -> Iterator[None]:
-    """Within it ``net`` is evaluated. What it keeps on itself is then that of the last draw, as after a loop."""
+    """A context for evaluating ``net``. Afterwards, whatever the network stored on itself is that of the last draw."""
     with evaluating(net):
         try:
             yield
@@ -475,21 +477,21 @@ def predicting(net: nn.Module) -> Iterator[None]:
 
 
 def has_hooks(net: nn.Module) -> bool:
-    """Whether anything else than the modules of ``net`` sees what they compute."""
-    for module in net.modules():  # noqa: SIM110 (a generator takes longer than what it does)
+    """Whether ``net`` has forward hooks, which see what its modules compute."""
+    for module in net.modules():  # noqa: SIM110 (a generator would take longer than the check)
         if module._forward_hooks:
             return True
     return False
 
 
 class Ensemble:
-    """A fixed set of weight draws: ``ensemble(x)`` gives their outputs ``[draws, ...]``, ``predict`` averages them.
+    """A fixed set of weight draws. ``ensemble(x)`` returns their outputs ``[draws, ...]``; ``predict`` averages them.
 
     Args:
-        net: The network, of which it has a copy.
+        net: The network. The ensemble keeps a copy of it.
         likelihood: P(y|x,w).
         weights: Draws of parameters by name, ``[draws, ...]``.
-        output: What picks, from what the network returns, what the likelihood takes; None for all of it.
+        output: A function that picks the input of the likelihood from what the network returns. None takes all of it.
     """
 
     def __init__(
@@ -514,7 +516,7 @@ class Ensemble:
             constraint = f"a mapping from names of the network's {list(parameters)} to draws of them, [draws, ...]"
             raise invalid("weights", "Ensemble", constraint, weights)
         with lock(net):
-            self.net = copy.deepcopy(net)  # what is not random must not change either
+            self.net = copy.deepcopy(net)  # parameters without draws must not change either
         self.likelihood = copy.deepcopy(likelihood)
         self.weights, self.output = dict(weights), output
         self._slots = Slots(self.net, list(self.weights))
@@ -524,7 +526,7 @@ class Ensemble:
         return f"Ensemble(draws={self.draws}, likelihood={self.likelihood!r})"
 
     def __call__(self, *args: Any, memory: int = GIGABYTE, inputs: Any = None, **kwargs: Any) -> Any:
-        """The outputs of all the draws, stacked along a new first dimension."""
+        """The outputs of all draws, stacked along a new first dimension."""
         memory = check_count("Ensemble", memory=memory)["memory"]
         args, kwargs = call_arguments("Ensemble", args, kwargs, inputs)
         check_batch("inputs", "Ensemble", tensors_of((args, kwargs)))
@@ -542,19 +544,19 @@ class Ensemble:
             return over_draws(run, chunk, self.draws, memory, self._slots.needs, (args, kwargs))
 
     def predict(self, *args: Any, memory: int = GIGABYTE, inputs: Any = None, **kwargs: Any) -> Predictive:
-        """The predictive distribution of the ensemble; ``inputs`` as in :meth:`Bayesian.predict`."""
+        """The predictive distribution of the ensemble. For ``inputs`` see :meth:`Bayesian.predict`."""
         return predictive(self.likelihood, self(*args, memory=memory, inputs=inputs, **kwargs), self.draws)
 
 
 def check_output(owner: str, output: object) -> None:
-    """Refuse what does not pick from the output of a network, or would have to be trained and saved with it."""
+    """Refuse an ``output`` that is no function, or a module, which would have to be trained and saved."""
     if isinstance(output, nn.Module) or not isinstance(output, Callable | None):  # type: ignore[arg-type]
         constraint = "None or a function of what the network returns, such as lambda o: o.logits (no module)"
         raise invalid("output", owner, constraint, output)
 
 
 def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
-    """The predictive distribution from outputs ``[draws, B, ...]``, among which may be ``[draws]``, such as a loss."""
+    """The predictive distribution for outputs ``[draws, B, ...]``. Some may be ``[draws]``, such as a loss."""
     if all(output.dim() < 2 for output in tensors_in(outputs)):
         constraint = "a network whose output has a row for each example"
         raise invalid("net", "predict", constraint, Described("an output without dimensions"))
@@ -563,7 +565,7 @@ def predictive(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
 
 
 def predictive_of_rows(likelihood: Likelihood, outputs: Any, draws: int) -> Predictive:
-    """The predictive distribution from outputs ``[draws * B, ...]``, one draw after the other."""
+    """The predictive distribution for outputs ``[draws * B, ...]``, one draw after the other."""
     if isinstance(likelihood, Joint):
         parts = zip(likelihood.each, likelihood.split(outputs), strict=True)
         return JointPredictive(likelihood, [predictive_of_rows(head, output, draws) for head, output in parts])
@@ -574,7 +576,7 @@ def predictive_of_rows(likelihood: Likelihood, outputs: Any, draws: int) -> Pred
 
 
 def _rows(output: Tensor) -> Tensor:
-    """All draws of all examples, one draw after the other."""
+    """Merge the dimensions of draws and examples, one draw after the other."""
     return output.flatten(0, 1) if output.dim() > 1 else output
 
 
@@ -585,13 +587,13 @@ def _levels(q: Sequence[float]) -> list[float]:
 
 
 def _minus_p_log_p(log_p: Tensor) -> Tensor:
-    return -log_p.exp() * log_p.clamp(min=-1e4)  # below which p is 0
+    return -log_p.exp() * log_p.clamp(min=-1e4)  # p is 0 there; this avoids 0 * inf
 
 
 def _heavy_nodes(df: float) -> Tensor:
-    """The nodes to integrate Student's t between, for a scale of 1."""
+    """The nodes for integrals over Student's t, for a scale of 1."""
     core = torch.linspace(0, 8, 33, dtype=torch.float64)
-    # Beyond y there is less than y^-df of it, and beyond 1e150 nobody looks.
+    # Less than y^-df of the mass lies beyond y. The nodes end at 1e150 at the latest.
     furthest = min(150.0, -math.log10(_REST) / df)
     growing = max(0, math.ceil((furthest - math.log10(8)) / math.log10(_GROWTH)))
     half = torch.cat([core, 8 * _GROWTH ** torch.arange(1, growing + 1, dtype=torch.float64)])

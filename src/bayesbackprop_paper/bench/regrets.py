@@ -211,15 +211,15 @@ def terminal(comparison: Comparison) -> rich.console.Group:
 
 
 _TEXT = (
-    "Agents of ours and of other libraries in contextual bandits, all with the same contexts and coins: mushrooms (the "
-    "paper's), occupations (adult) and forests (covertype) to be named, the wheel, whose rare large rewards only "
-    "exploring finds, digits to be named, the same with rewards that come 100 steps late (delayed), clicks (10 "
-    "actions, rewards of 0 and 1), items (100 actions with features), and the digits with actions that exchange what "
-    "they do half-way (switched). Regret is what the oracle expects less what was received, so luck counts. Ours have "
-    "their defaults, and so have the others but for those that were tuned, on other seeds. The features of items go to "
-    "the agents that can take them: those of ours with a network, and vowpalwabbit's. Seconds are of one core for a "
-    "run. A run that takes longer than the limit is stopped, and its agent is not among the best; what it had lost by "
-    "then is in the table."
+    "Our agents and those of other libraries in contextual bandits. All of them meet the same contexts and coins. The "
+    "environments are mushrooms, as in the paper; occupations (adult) and forests (covertype) to be named; the wheel, "
+    "whose rare large rewards are found only by exploring; digits to be named; the same digits with rewards that come "
+    "100 steps late (delayed); clicks, with 10 actions and rewards of 0 and 1; items, 100 actions with features; and "
+    "digits whose actions exchange their meaning half-way (switched). Regret is what the oracle expects less what was "
+    "received, so it contains luck. All agents have their defaults, except those marked as tuned, which were tuned on "
+    "other seeds. Only our agents with a network and those of vowpalwabbit can use the features of items. "
+    "Seconds are those of one run on one core. A run that exceeds the limit is stopped. Its agent does not count among "
+    "the best, and the table shows its regret up to then."
 )
 
 

@@ -170,11 +170,11 @@ COLUMNS = (
 )
 
 _MEMORY = (
-    "Memory: the peak of a step, with SGD or, in its own row, our Adam, above the parameters (mu and rho, or plain "
-    "weights), their gradients and the state of the optimiser, where 1 is a tensor as large as all weights. A plain "
-    "step has activations there."
+    "Memory is the peak of a step above what is held between steps: the parameters (mu and rho, or plain weights), "
+    "their gradients and the state of the optimiser. The unit is a tensor as large as all weights. The optimiser is "
+    "SGD; the row of our own Adam is measured with that. The memory of a plain step is its activations."
 )
-_MEGABYTES = "Peak: the most memory of a process at a time, above that of one that has only imported the library."
+_MEGABYTES = "Peak is the most memory that a process held at any time, less that of one that only imports the library."
 
 
 def _limits(rows: Sequence[Row]) -> str:
@@ -187,12 +187,12 @@ def _limits(rows: Sequence[Row]) -> str:
     products = extent([row.gigaflops for row in rows if row.gigaflops is not None])
     moved = extent([row.gigabytes for row in rows if row.gigabytes is not None])
     return (
-        "Limit: the least that this machine could take, the larger of two times. One is that of the operations of the "
-        "matrix products, the other that of the bytes of weights, gradients and activations that must be read and "
-        f"written. The rates are the highest that were measured beside the points: {products} GFLOP/s in a matrix "
-        f"product, and {moved} GB/s in sums of vectors as large as the parameters and gradients. "
-        "In the right of a picture are ratios: of the times measured, and of the two limits. Times of different points "
-        "were not measured in turn, so that those of one network in two tables differ as the machine did."
+        "Limit is the shortest time that this machine could need. It is the longer of two times: that of the "
+        "operations of the matrix products, and that of reading and writing the bytes of weights, gradients and "
+        f"activations. The rates are the highest measured beside the points: {products} GFLOP/s in a matrix product, "
+        f"and {moved} GB/s in sums of vectors as large as the parameters and gradients. The right side of a picture "
+        "shows two ratios: of the times measured, and of the two limits. The points were not measured in turn. Where "
+        "one network is in two tables, its times differ because the machine did."
     )
 
 
@@ -244,28 +244,30 @@ _SECTIONS = {
     "predict": Section("A prediction"),
     "paths": Section(
         "Every path of a training step",
-        "The same network by each optimiser, prior, estimator and way to run it. Where the optimiser is not said it is "
-        "Adam. Four draws are divided by four single steps. Two ranks are two processes of one thread each, under "
-        "DistributedDataParallel over gloo. The deep networks show what many small tensors cost: the step, its "
-        "gradients alone, and the update by torch's foreach Adam alone, which has twice the tensors in ours.",
+        "One network with each optimiser, prior, estimator and way to run it. The optimiser is Adam unless the row "
+        "names another. The row of four draws is divided by four single steps. Two ranks are two processes of one "
+        "thread each, under DistributedDataParallel over gloo. The deep networks show the cost of many small tensors: "
+        "of the whole step, of its gradients alone, and of the update alone. The update is torch's foreach Adam; our "
+        "networks give it twice as many tensors.",
     ),
     "networks": Section(
         "Other networks",
-        "Each step is with Adam: ours its own, called as `optimiser.backward(cost)`, the others torch's. LeNet-5 has "
-        "images of 28x28, ResNet-20 of 32x32 in three colours. The transformer has two of torch's encoder layers, and "
-        "the LSTM is torch's. The column *how* says what share of the weights has "
-        "no rule for flipout or local and is drawn as for shared. Of the other libraries, Pyro and IVON take torch's "
-        "own layers; the LSTM of bayesian-torch draws new weights at every step of the series.",
+        "Every step uses Adam. Ours is the library's own, called as `optimiser.backward(cost)`; the others use "
+        "torch's. LeNet-5 has images of 28x28, ResNet-20 images of 32x32 in three colours. The transformer has two of "
+        "torch's encoder layers, and the LSTM is torch's. Some weights have no rule for flipout or local and are drawn "
+        "as for shared; the column *how* gives their share. Of the other libraries, Pyro and IVON take torch's own "
+        "layers. The LSTM of bayesian-torch draws new weights at every step of the series.",
     ),
     "size": Section(
         "A large network",
-        "Fifty million weights. Each figure is of a fresh process. A first step is on a batch of 128, with SGD. Files "
-        "are written to and read from a temporary folder: ours by `save` and `load`, the plain ones by `torch.save` "
-        "and `torch.load`.",
+        "A network of fifty million weights. Every figure comes from a fresh process. The first step is on a batch of "
+        "128, with SGD. Files are written to a temporary folder and read from it: ours by `save` and `load`, the plain "
+        "ones by `torch.save` and `torch.load`.",
     ),
     "growth": Section(
         "How the cost grows",
-        "A training step with SGD over the width and the batch, and a prediction for one image over the draws.",
+        "The time of a training step with SGD by width and by batch, and that of a prediction for one image by the "
+        "number of draws.",
     ),
 }
 
@@ -281,11 +283,12 @@ def page(sections: Iterable[str]) -> str:
     """The page of the documentation: Markdown, with a section for each run."""
     parts = [
         "# Benchmarks",
-        "Written by `bbb bench report` from the files in `results/bench`; `make bench` measures anew, "
-        "`make bench-peers` with other libraries. All rows of a table come from one run, interleaved. Ratios are of "
-        "medians; half of the times lie within the middle half. A step is `zero_grad`, the cost of one draw, "
-        "`backward` and the optimiser, which is `torch.optim.SGD` where nothing else is said. Each library has its own "
-        "prior and cost, in the column *how*; the paper's are a scale mixture and the sampled cost.",
+        "`bbb bench report` writes this page from the files in `results/bench`. `make bench` measures everything again "
+        "and `make bench-peers` does so beside other libraries. All rows of a table come from one run, in which they "
+        "take turns. Ratios are ratios of medians. Half of the times lie in the range called *middle half*. A step is "
+        "`zero_grad`, the cost of one draw, `backward` and the optimiser. The optimiser is `torch.optim.SGD` unless "
+        "said otherwise. Each library has its own prior and cost, named in the column *how*. The paper has a scale "
+        "mixture and the sampled cost.",
     ]
     return "\n\n".join([*parts, *sections]) + "\n"
 

@@ -26,10 +26,10 @@ _LEVEL = ("coverage", "in ", "acceptance", "R-hat", "confidence - accuracy")
 
 _HEAD = """# Truth
 
-How near the library comes to what is known, and to what others reach. `bbb truth page` writes this page from the files
-in `results/truth/`, which the command under each table wrote. Figures are means over runs, by seed or split, and
-their standard deviations. The best mean of a row is in bold; a difference that is small beside the deviations is none.
-`results/truth/` also has ranges, and how long runs took.
+This page compares the library with known answers and with other methods. `bbb truth page` writes it from the files in
+`results/truth/`. The commands under each table wrote these files. Each figure is a mean over runs, one for each seed or
+split, with its standard deviation. The best mean of a row is in bold. Ignore a difference that is small beside the
+deviations. `results/truth/` also has the ranges and the run times.
 """
 
 
@@ -44,59 +44,67 @@ class Section(NamedTuple):
 SECTIONS: Mapping[str, Section] = {
     "nuts": Section(
         "The exact posterior",
-        "Two small networks whose posterior predictive distribution is known, by NUTS: a regression with a gap in its "
-        "data and two classes of points. The figures are mean absolute differences from it: of the predicted mean and "
-        "standard deviation on the data, in the gap and outside, and of the probability of a class (TV) near the data "
-        "and far from them. 0 would be exact. F is the free energy in nats. The methods are described in "
-        "[families](decisions/families.md), also why the R-hat of refine, which is of single chains, is so high. IVON "
-        "converged on the regression with none of the settings that were tried.",
+        "NUTS gives the exact predictive distribution of two small networks: a regression with a gap in its data, and "
+        "a classifier of points in two classes. Each figure is a mean absolute difference from that distribution, so 0 "
+        "is exact. For the regression it is the difference of the predicted mean, or of the standard deviation, on the "
+        "data, in the gap and outside. For the classes it is the difference of the probability of a class (TV), near "
+        "the data and far from them. F is the free energy in nats. The page on [families](decisions/families.md) "
+        "describes the methods. It also says why the R-hat of refine is so high: it is that of single chains. IVON did "
+        "not converge on the regression with any of the settings tried.",
     ),
     "defaults": Section(
         "All defaults beside plain training",
-        "`fit(Bayesian(net, likelihood), batches, epochs=k)` beside the same network without uncertainty, trained for "
-        "as many epochs: by Adam at its usual rate, and with the rate and the decay that `fit` chooses. Accuracy is in "
-        "%, RMSE in standard deviations of the target, NLL in nats, on held-out data.",
+        "`fit(Bayesian(net, likelihood), batches, epochs=k)` beside the same network without uncertainty. The plain "
+        "network is trained for the same number of epochs, by Adam at its usual rate, or with the rate and decay "
+        "that `fit` chooses. All figures are on held-out data. Accuracy is in %, RMSE in standard deviations of the "
+        "target, NLL in nats.",
         defaults.verdicts,
     ),
     "uci": Section(
         "Tables of numbers, beside other methods",
-        "Regressions of the UCI repository, on random tenths of the rows, held out: the scikit-learn estimator with "
-        "all its defaults beside other methods on the same network, of one hidden layer. NLL and RMSE are in the "
-        "units of the target; in 50 % and in 90 % are the fractions of targets in central intervals.",
+        "Regressions from the UCI repository. A random tenth of the rows is held out for the test. The scikit-learn "
+        "estimator with all its defaults stands beside other methods. All methods have the same network, with one "
+        "hidden layer. NLL and RMSE are in the units of the target. *In 50 %* and *in 90 %* are the fractions of "
+        "targets inside the central intervals.",
         uci.verdicts,
     ),
     "ood": Section(
         "Inputs unlike the training data",
-        "A network learns digits and is shown clothes. AUROC is the probability that of an article of clothing and a "
-        "digit the former is the more uncertain one, FPR95 the fraction of clothes that pass where 95 % of the digits "
-        "do. Ours, and the networks with dropout, have trained longer than the members of the ensemble: each method as "
-        "its recipe says. What the figures do not say is in [digits against clothes](decisions/ood.md).",
+        "A network learns digits and is then shown clothes. AUROC is the probability that an article of clothing is "
+        "more uncertain than a digit. FPR95 is the fraction of clothes that pass a threshold that 95 % of the digits "
+        "pass. Each method is trained as its recipe says, so ours and the networks with dropout were trained longer "
+        "than the members of the ensemble. [Digits against clothes](decisions/ood.md) explains what these figures "
+        "leave out.",
     ),
     "networks": Section(
         "Convolutional networks",
-        "LeNet-5 and ResNet-20, from random weights, by every method for as many epochs. The ensemble has five times "
-        "the training. AUROC is the probability that, of an image of the other data set and one of its own test set, "
-        "the former has the higher predictive entropy. How the recipes were chosen is in "
-        "[convolutional networks](decisions/networks.md).",
+        "LeNet-5 and ResNet-20 from random weights. Every method trains for the same number of epochs; the ensemble "
+        "has five times the training. AUROC is the probability that an image of the other data set has a higher "
+        "predictive entropy than an image of the network's own test set. "
+        "[Convolutional networks](decisions/networks.md) says how the recipes were chosen.",
         networks.verdicts,
     ),
     "compression": Section(
         "How small LeNet-5 gets",
-        "Caffe's LeNet-5 of 431,080 weights on MNIST. 100x is a hundredth of them: those with the highest "
-        "signal-to-noise ratio, the rest are 0. The error is that of the network at the posterior mean. *Pruned* takes "
-        "the trained network as it is, *pruned and trained on* goes from level to level and trains what is left.",
+        "Caffe's LeNet-5 on MNIST has 431,080 weights. 100x means that a hundredth of them are left: those with the "
+        "highest signal-to-noise ratio. The others are 0. The error is that of the network at the posterior mean. "
+        "*Pruned* takes the trained network as it is. *Pruned and trained on* prunes level by level and trains what is "
+        "left at each level.",
         compression.verdicts,
     ),
     "lora": Section(
         "Fine-tuning on few sentences",
-        "A small language model learns from 240 sentences what 32 animals eat in winter. The text is made, so how "
-        "often each answer is true is known, and every figure is an expectation over all questions: no labels were "
-        "drawn. KL is the divergence from the true answers. AUROC is the probability that of a question about an "
-        "animal that no sentence told about and one about another the former has the higher entropy. What else was "
-        "tried is in [Bayesian LoRA](decisions/lora.md); in use: [notebook](notebooks/lora.md).",
+        "A small language model learns from 240 sentences what 32 animals eat in winter. The text is artificial, so "
+        "the true probability of each answer is known. Every figure is an expectation over all questions: no labels "
+        "were drawn. KL is the divergence from the true answers. AUROC is the probability that a question about an "
+        "animal that no sentence mentions has a higher entropy than a question about one of the others. "
+        "[Bayesian LoRA](decisions/lora.md) says what else was tried, and a [notebook](notebooks/lora.md) shows it in "
+        "use.",
     ),
     "calibration": Section(
-        "Calibration", "Whether of all predictions with probability p the fraction p is true, on held-out data."
+        "Calibration",
+        "Predictions on held-out data. A model is calibrated if, of all predictions with probability p, the fraction p "
+        "is true.",
     ),
 }
 
