@@ -66,7 +66,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
     def partial_fit(self, X: Any, y: Any, n_samples: int | None = None, sample_weight: Any = None) -> Self:
         """Go on learning, as :meth:`BayesianMLPClassifier.partial_fit`.
 
-        The targets of the first call set the scale of all: give it some tens of examples.
+        The targets of the first call set the scale of all: give it some tens of examples. With noise per input the
+        learning rate falls in repeated passes over the same data, where ``n_samples_seen_`` is more than ``n_samples``.
         """
         return self._learn(X, y, sample_weight, n=n_samples)
 
