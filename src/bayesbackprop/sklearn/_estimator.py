@@ -55,9 +55,9 @@ _WARMUP = 0.8
 # is wide. At .03 a fit to 41,000 rows of which some lie far out (protein) diverges.
 _RATE = 0.03
 
-# The power of the number of passes over the same data by which the rate of ``partial_fit`` falls where noise is predicted
-# for each row, and the steps of one such pass where it has fewer. At a constant rate such a noise diverges: on diabetes
-# the R2 after 100 passes is -400 (with the fall .55), that of one noise for all rows .5.
+# The power of the number of passes over the same data by which the rate of ``partial_fit`` falls where noise is
+# predicted for each row, and the steps of a pass where it has fewer. At a constant rate such a noise diverges: on
+# diabetes the R2 after 100 passes is -400 (with the fall .55), that of one noise for all rows about .5.
 _FALL, _FULL = 0.75, 10
 
 # The temperature where the passes are given. So few leave the posterior too wide: on each of seven data sets, 120 at .6
@@ -267,7 +267,8 @@ class BayesianMLP(Kept, ABC):
         rate = min(_RATE, n**-0.5) if self.learning_rate_init is None else float(self.learning_rate_init)
         if self._made["likelihood"].get("noise") != "per-input":
             return rate
-        return rate * max(1.0, min(gone_over / n, self._steps / _FULL)) ** -_FALL
+        passes = max(1.0, min(gone_over / n, self._steps / _FULL))
+        return rate * math.pow(passes, -_FALL)
 
     def _split(self, y: Tensor, seed: int) -> Any:
         """The numbers of the rows to learn from, and of those to hold out."""
@@ -366,6 +367,10 @@ class BayesianMLP(Kept, ABC):
     @abstractmethod
     def predictive(self, X: Any) -> Predictive:
         """The predictive distribution itself: ``aleatoric``, ``epistemic``, ``entropy``, ``log_prob`` and more."""
+
+    @abstractmethod
+    def as_tensor(self, y: Any) -> Tensor:
+        """Targets as :meth:`predictive` takes them: ``model.predictive(X).log_prob(model.as_tensor(y))``."""
 
     def _predictions(self, X: Any, rows: int | None = _ROWS) -> Iterator[Any]:
         """The predictive distributions of so many rows at a time, or (None) of all at once."""
