@@ -145,8 +145,12 @@ def trust(verdict: Verdict, promised_by: Mapping[float, float] | None = None) ->
         if promised_by:
             half, most = (f"{100 * share:.0f} %" for share in due.values())
             said += f" (as these are of whole numbers, they hold more by nature: {half} and {most} here)"
-    if min(excess) < -_ERRORS:
-        return f"Do not trust its uncertainty, which is too small: {said}."
-    if max(excess) > _ERRORS:
-        return f"Its uncertainty is on the safe side, larger than it need be: {said}."
+    lowest, highest = min(excess), max(excess)
+    mixed = lowest < 0 < highest  # of what some intervals are, others are the opposite: each speaks for itself
+    if lowest < -_ERRORS:
+        narrow = f"{100 * _LEVELS[excess.index(lowest)]:.0f} % intervals, which are too narrow"
+        return f"Do not trust its {narrow if mixed else 'uncertainty, which is too small'}: {said}."
+    if highest > _ERRORS:
+        wide = f"{100 * _LEVELS[excess.index(highest)]:.0f} % intervals are on the safe side, wider than they need be"
+        return f"Its {wide if mixed else 'uncertainty is on the safe side, larger than it need be'}: {said}."
     return f"Its uncertainty can be trusted: {said}."

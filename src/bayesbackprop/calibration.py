@@ -14,7 +14,7 @@ from torch import Tensor, distributions
 from bayesbackprop._batches import Data, labelled
 from bayesbackprop._errors import Described, check_positive, check_probability, invalid
 from bayesbackprop.prediction import ClassPredictive, Ensemble, JointPredictive, Predictive, ValuePredictive
-from bayesbackprop.verdict import Predictor, predicting
+from bayesbackprop.verdict import Estimator, Predictor, examples_of, is_estimator, predicting
 
 __all__ = ["ConformalIntervals", "Interval", "TemperatureScaled", "calibrate_temperature", "conformal_intervals"]
 
@@ -78,6 +78,9 @@ def calibrate_temperature(
         >>> calibrated.predict(x, draws=5).probs.shape
         torch.Size([100, 2])
     """
+    if is_estimator(model):
+        constraint = "a Bayesian or an Ensemble (of an estimator, sklearn.calibration.CalibratedClassifierCV does it)"
+        raise invalid("model", "calibrate_temperature", constraint, model)
     predict, device = predicting(model, draws, seed, "calibrate_temperature")
     batches = labelled(held_out, "held_out", "calibrate_temperature", device)
     predictions = [(predict(inputs), targets) for inputs, targets in batches]
@@ -148,7 +151,10 @@ class ConformalIntervals:
         self._predict = predict
 
     def intervals(self, inputs: Any) -> Interval:
-        """The intervals for the targets of ``inputs``: a tensor, or a tuple or mapping of what the network takes."""
+        """The intervals for the targets of ``inputs``: a tensor, or a tuple or mapping of what the network takes.
+
+        Of an estimator, they are rows ``X``.
+        """
         low, high = _central(self._predict(inputs), self.level, "ConformalIntervals.intervals")
         margin = self.margin.to(low)
         middle = (low + high) / 2  # where a margin below 0 would turn an interval inside out
@@ -159,7 +165,12 @@ class ConformalIntervals:
 
 
 def conformal_intervals(
-    model: Predictor | Ensemble, held_out: Data, *, level: float = 0.9, draws: int = 100, seed: int | None = None
+    model: Predictor | Ensemble | Estimator,
+    held_out: Data,
+    *,
+    level: float = 0.9,
+    draws: int = 100,
+    seed: int | None = None,
 ) -> ConformalIntervals:
     """Split-conformal intervals around the model's own quantiles: conformalised quantile regression.
 
@@ -170,7 +181,7 @@ def conformal_intervals(
     (Romano et al., 2019).
 
     Args:
-        model: As :func:`evaluate` takes it, of numbers. It is wrapped, not changed.
+        model: As :func:`evaluate` takes it, of numbers; also a scikit-learn estimator. It is wrapped, not changed.
         held_out: Examples with their targets, as :func:`evaluate` takes them. Each element of a target has its own
             margin, and the promise is for each element by itself.
         level: What the intervals promise, in (0, 1).
@@ -191,7 +202,7 @@ def conformal_intervals(
     if level in (0, 1):
         raise invalid("level", "conformal_intervals", "a float in (0, 1)", level)
     scores: list[Tensor] = []
-    for inputs, targets in labelled(held_out, "held_out", "conformal_intervals", device):
+    for inputs, targets in examples_of(model, held_out, "held_out", "conformal_intervals", device):
         low, high = _central(predict(inputs), level, "conformal_intervals")
         if targets.shape != low.shape:
             got = Described(f"targets of shape {list(targets.shape)}")

@@ -121,7 +121,8 @@ def _model(
         if own := sorted(known.keys() - prior.keys()):
             raise invalid("prior", "load", f"given, since the file has one of your own for {own}", None)
     if unknown := sorted(known.keys() - dict(net.named_parameters()).keys()):
-        raise invalid("path", "load", "a file of the same network", Described(f"{path}, with {unknown} besides"))
+        got = Described(f"{path} (the file also has {unknown}, which the network has not)")
+        raise invalid("path", "load", "a file of the same network", got)
     with file.understanding():
         wrote, has = (_that_count(names) for names in (file.contents.get("layers"), _layer_names(net)))
     if wrote is not None and has is not None and wrote != has:
@@ -150,7 +151,9 @@ def _model(
             raise invalid("net", "load", constraint, Described("one with it on the meta device"))
     missing, unknown = sorted(targets.keys() - file.tensors.keys()), sorted(file.tensors.keys() - targets.keys())
     if missing or unknown:
-        got = Described(f"{path}, where {missing or 'none'} are missing and {unknown or 'none'} are not in the network")
+        more = [f"the file also has {unknown}, which the network has not"] if unknown else []
+        less = [f"the file lacks {missing}, which the network has"] if missing else []
+        got = Described(f"{path} ({', and '.join(more + less)})")
         raise invalid("path", "load", "a file of the same network", got)
     for name, target in targets.items():
         given = file.tensors[name]

@@ -364,7 +364,11 @@ def fit_table(
         else:
             estimator.fit(x[train], y[train])
     for each in said:  # in the words of this function, at the line that called it
-        warnings.warn(str(each.message).replace("max_iter", "epochs"), each.category, stacklevel=2)
+        warnings.warn(
+            str(each.message).replace("a larger max_iter", "more epochs").replace("max_iter", "epochs"),
+            each.category,
+            stacklevel=2,
+        )
     return _judged(model, x, y, train, test, time.perf_counter() - started)
 
 

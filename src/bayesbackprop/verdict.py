@@ -2,9 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor, distributions, nn
@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from torch.utils._pytree import tree_map
 
 from bayesbackprop import _page
-from bayesbackprop._batches import OPTIONS, Data, arguments, labelled, unlabelled
+from bayesbackprop._batches import OPTIONS, ROWS, Data, arguments, labelled, unlabelled
 from bayesbackprop._errors import (
     Described,
     check_callable,
@@ -54,6 +54,16 @@ class Predictor(Protocol):
 
     def predict(self, *args: Any, draws: int, seed: int | None, **kwargs: Any) -> Predictive:
         """The predictive distribution for the inputs of the network."""
+
+
+class Estimator(Protocol):
+    """A fitted estimator of :mod:`bayesbackprop.sklearn`, which takes rows as scikit-learn does."""
+
+    def predictive(self, X: Any) -> Predictive:  # noqa: N803
+        """The predictive distribution of rows, in the units of the targets."""
+
+    def as_tensor(self, y: Any) -> Tensor:
+        """Targets as the predictive distribution takes them."""
 
 
 class ClassScores(NamedTuple):
@@ -262,7 +272,7 @@ def panels_of(verdicts: Mapping[str, Verdict]) -> dict[str, Callable[[Any], None
 
 
 def evaluate(
-    model: Predictor | Ensemble,
+    model: Predictor | Ensemble | Estimator,
     data: Data,
     *,
     outside: Tensor | Data | Mapping[str, Tensor | Data] | None = None,
@@ -276,7 +286,9 @@ def evaluate(
 
     Args:
         model: A :class:`Bayesian`, an :class:`Ensemble`, what :func:`calibrate_temperature` returned, or anything with
-            a method ``predict(*inputs, draws=..., seed=...)`` that gives a :class:`Predictive`.
+            a method ``predict(*inputs, draws=..., seed=...)`` that gives a :class:`Predictive`. Or a fitted estimator
+            of :mod:`bayesbackprop.sklearn`, or a pipeline that ends with one: ``data`` is then the pair ``(X, y)`` in
+            the form and units that ``score`` takes, ``outside`` is an ``X``, and shifts get rows of it.
         data: Examples with their targets: a pair of tensors, a ``Dataset``, or an iterable of batches, which is read
             once. Targets of several elements count as so many examples for all scores but the NLL, which adds them up.
             Every example counts once: batches with weights are refused. Targets of ``ignore_index`` are left out.
@@ -285,8 +297,8 @@ def evaluate(
         shifts: Functions of the inputs by name, such as one that adds noise: the same scores on what they return.
         head: Of a model with several targets (:class:`Joint`), the name or number of the one to judge.
         diagnosis: What :func:`diagnose` said of the posterior on the training set, to be shown with the rest.
-        draws: Networks to average. An :class:`Ensemble` has its own number.
-        seed: Of the draws; None for the model's own.
+        draws: Networks to average. An :class:`Ensemble` and an estimator have their own number.
+        seed: Of the draws; None for the model's own, which is that of an estimator always.
 
     Examples:
         >>> from bayesbackprop import Bayesian, Gaussian
@@ -311,7 +323,7 @@ def evaluate(
 
     found: dict[str | None, list[_Measured]] = {name: [] for name in (None, *functions)}
     at_mean: list[_Measured] = []
-    for inputs, targets in labelled(data, "data", "evaluate", device, head):
+    for inputs, targets in examples_of(model, data, "data", "evaluate", device, head):
         for shift, parts in found.items():
             prediction = predict(inputs if shift is None else functions[shift](inputs))
             parts.append(_measure(prediction, targets))
@@ -324,7 +336,7 @@ def evaluate(
         raise invalid("data", "evaluate", "with targets other than ignore_index", Described("none"))
     detections: dict[str, dict[str, Detection]] = {}
     for name, inputs_only in sets.items():
-        batches = unlabelled(inputs_only, "outside", "evaluate", device)
+        batches = inputs_of(model, inputs_only, "outside", "evaluate", device)
         detections[name] = {
             by: Detection(auroc(inside.uncertainty[by], scores), fpr95(inside.uncertainty[by], scores))
             for by, scores in _joined([_uncertainty(predict(inputs)) for inputs in batches]).items()
@@ -356,8 +368,63 @@ def _check_head(model: object, head: object) -> None:
         raise invalid("head", "evaluate", constraint, head)
 
 
+def is_estimator(model: object) -> TypeGuard[Estimator]:
+    """Whether a model takes rows as scikit-learn does; a pipeline has what its last step has."""
+    return all(callable(getattr(_last(model), name, None)) for name in ("predictive", "as_tensor"))
+
+
+def _last(model: Any) -> Any:
+    """The last step of a pipeline; any other model itself."""
+    steps = getattr(model, "steps", None)
+    return steps[-1][1] if isinstance(steps, list) and steps else model
+
+
+def examples_of(
+    model: object,
+    data: Any,
+    parameter: str,
+    owner: str,
+    device: torch.device | None = None,
+    head: str | int | None = None,
+) -> Iterator[tuple[Any, Tensor]]:
+    """The batches of ``data`` as ``model`` takes them: as :func:`labelled`, or of the ``(X, y)`` of an estimator."""
+    if not is_estimator(model):
+        yield from labelled(data, parameter, owner, device, head)
+        return
+    if not isinstance(data, tuple) or len(data) != 2:
+        constraint = "a pair (X, y), as the score of the estimator takes it"
+        raise invalid(parameter, owner, constraint, Described(f"a {type(data).__name__}"))
+    targets = _last(model).as_tensor(data[1])
+    rows = _length(data[0], parameter, owner)
+    if rows != len(targets):
+        raise invalid(parameter, owner, "a pair (X, y) of as many rows", Described(f"{rows} and {len(targets)}"))
+    yield from zip(inputs_of(model, data[0], parameter, owner), targets.split(ROWS), strict=True)
+
+
+def inputs_of(
+    model: object, data: Any, parameter: str, owner: str, device: torch.device | None = None
+) -> Iterator[Any]:
+    """The inputs of the batches of ``data``: as :func:`unlabelled`, or some rows of an estimator's ``X`` at a time."""
+    if not is_estimator(model):
+        yield from unlabelled(data, parameter, owner, device)
+        return
+    x = data[0] if isinstance(data, tuple) and data else data
+    rows: Any = getattr(x, "iloc", x)  # of a frame of pandas
+    for start in range(0, _length(x, parameter, owner), ROWS):
+        yield rows[start : start + ROWS]
+
+
+def _length(x: Any, parameter: str, owner: str) -> int:
+    """How many rows an ``X`` of scikit-learn has."""
+    shape = getattr(x, "shape", None)  # a sparse matrix has no length
+    length = shape[0] if shape else len(x) if hasattr(x, "__len__") else 0
+    if not length:
+        raise invalid(parameter, owner, "rows X as the estimator takes them, one at least", x)
+    return int(length)
+
+
 def predicting(
-    model: Predictor | Ensemble, draws: int, seed: int | None, owner: str, head: str | int | None = None
+    model: Predictor | Ensemble | Estimator, draws: int, seed: int | None, owner: str, head: str | int | None = None
 ) -> tuple[Callable[[Any], Predictive], torch.device | None]:
     """What predicts the inputs of a batch by ``model``, and where it wants them; None where it does not say.
 
@@ -368,14 +435,23 @@ def predicting(
         check_seed(owner, seed=seed)
     if not callable(getattr(model, "predict", None)) or isinstance(model, type):
         raise invalid("model", owner, "a Bayesian, or what else has a method predict", model)
+    if is_estimator(model):
+        last, pipeline = _last(model), cast(Any, model)
+        if last is model or len(pipeline.steps) == 1:
+            return last.predictive, None
+        return lambda rows: last.predictive(pipeline[:-1].transform(rows)), None
+    if hasattr(model, "get_params") and hasattr(model, "fit"):
+        constraint = "a model that gives distributions (of scikit-learn: an estimator of bayesbackprop.sklearn, or a "
+        raise invalid("model", owner, f"{constraint}Pipeline that ends with one)", model)
+    predictor: Any = model
     options: dict[str, Any] = {} if isinstance(model, Ensemble) else {"draws": draws, "seed": seed}
 
     def predict(inputs: Any) -> Predictive:
         args, kwargs = arguments(inputs, owner)
         if kwargs.keys() & OPTIONS:  # names that the network's arguments share with those of predict
-            prediction = model.predict(inputs=inputs, **options)
+            prediction = predictor.predict(inputs=inputs, **options)
         else:
-            prediction = model.predict(*args, **kwargs, **options)
+            prediction = predictor.predict(*args, **kwargs, **options)
         if not isinstance(prediction, Predictive):
             got = Described(f"one that gives a {type(prediction).__name__}")
             raise invalid("model", owner, "one whose predict gives a Predictive", got)
@@ -504,7 +580,7 @@ def _uncertainty(prediction: Predictive) -> dict[str, Tensor]:
             constraint = "a model whose predictions have a variance (a Student t has one from 2 degrees of freedom on)"
             raise invalid("model", "evaluate", constraint, Described("one whose variance is not finite"))
         parts = {"variance": prediction.variance, "epistemic": prediction.epistemic}
-        return {name: part.double().flatten(1).sum(1).cpu() for name, part in parts.items()}
+        return {name: part.double().reshape(len(part), -1).sum(1).cpu() for name, part in parts.items()}
     probs = _table(prediction.probs, prediction)
     by_draw = _table(prediction.components.probs, prediction).view(prediction.draws, *probs.shape)
     return {

@@ -48,6 +48,22 @@ def test_whether_uncertainty_can_be_trusted(verdict: Verdict, says: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("inside", "says"),
+    [
+        ((0.47, 0.98), "Its 90 % intervals are on the safe side, wider than they need be: 47 % of the targets"),
+        ((0.53, 0.80), "Do not trust its 90 % intervals, which are too narrow: 53 % of the targets"),
+        ((0.30, 0.98), "Do not trust its 50 % intervals, which are too narrow: 30 % of the targets"),
+        ((0.60, 0.98), "Its uncertainty is on the safe side, larger than it need be: 60 % of the targets"),
+    ],
+)
+def test_no_word_about_some_intervals_contradicts_the_others(inside: tuple[float, float], says: str) -> None:
+    half, most = (round(400 * share) for share in inside)
+    y = torch.cat([torch.zeros(half), torch.ones(most - half), torch.full((400 - most,), 9.0)])[:, None].double()
+    model = Predicting(lambda x: ValuePredictive(distributions.Normal(torch.zeros(len(x), 1).double(), 1.0), 1))
+    assert trust(evaluate(model, (torch.zeros(400, 1), y), draws=1)).startswith(says)
+
+
+@pytest.mark.parametrize(
     ("mean", "dispersion", "says"),
     [(3.0, 1e-6, "can be trusted"), (3.0, 0.5, "safe side"), (1.0, 1e-6, "Do not trust")],
 )

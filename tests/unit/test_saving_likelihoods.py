@@ -145,7 +145,8 @@ def test_a_file_of_another_likelihood_says_so(tmp_path: Path) -> None:
     rewrite(
         tmp_path / "model", lambda header, _: header["contents"].update(likelihood={"kind": "Ordinal", "classes": 3})
     )
-    with pytest.raises(ValueError, match=r"'likelihood\.raw_cuts'\] are missing and \['likelihood\.log_dispersion'\]"):
+    more = r"also has \['likelihood\.log_dispersion'\], which the network has not"
+    with pytest.raises(ValueError, match=rf"{more}, and the file lacks \['likelihood\.raw_cuts'\]"):
         load(tmp_path / "model", net())
     save(Bayesian(net(), Ordinal(4), seed=3), tmp_path / "model")
     rewrite(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesbackprop import (
     Bayesian,
+    Categorical,
     Gaussian,
     Normal,
     load,
@@ -160,6 +161,14 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(write: Callable
     assert bits_of(net) == before
     assert path.read_bytes() == file
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_file_of_another_architecture_says_what_it_also_has(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(Bayesian(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), Categorical(), seed=0), path)
+    also = r"Got .*model \(the file also has \['2\.bias', '2\.weight'\], which the network has not\) instead\.$"
+    with pytest.raises(ValueError, match=also):
+        load(path, nn.Sequential(nn.Linear(3, 4)))
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_words_for_nothing_are_no_class_of_numbers() -> None:
 
 @pytest.mark.identities
 def test_a_warning_speaks_of_epochs() -> None:
-    with pytest.warns(ConvergenceWarning, match="after 1 passes: a larger epochs would help") as said:
+    with pytest.warns(ConvergenceWarning, match="after 1 passes: more epochs would help") as said:
         fit_table(with_target(np.arange(20) / 2), "y", epochs=1, draws=2)
     assert said[0].filename == __file__
 

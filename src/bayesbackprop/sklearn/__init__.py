@@ -12,5 +12,6 @@ except ImportError as error:
 
 from bayesbackprop.sklearn._classifier import BayesianMLPClassifier
 from bayesbackprop.sklearn._regressor import BayesianMLPRegressor
+from bayesbackprop.sklearn._scorers import log_density, negative_crps
 
-__all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor"]
+__all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor", "log_density", "negative_crps"]

@@ -13,6 +13,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from bayesbackprop._errors import check_list, invalid
@@ -57,7 +58,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     Attributes:
         classes_: The classes, sorted.
-        model_: The :class:`~bayesbackprop.Bayesian` network.
+        model_: The :class:`~bayesbackprop.Bayesian` network, of the numbers of ``classes_``. It takes tensors of its
+            own type: float64, or float32 where it was fitted to that.
         loss_curve_: The free energy of each pass in nats per example.
         n_iter_: Passes so far.
         n_samples_seen_: Examples so far, each counted once in ``fit`` and each time in ``partial_fit``.
@@ -119,6 +121,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def predictive(self, X: Any) -> ClassPredictive:
         (prediction,) = self._predictions(X, rows=None)
         return cast(ClassPredictive, prediction)
+
+    def as_tensor(self, y: Any) -> Tensor:
+        check_is_fitted(self)
+        return self._encode(column_or_1d(y))
 
     def _learn_targets(self, y: NDArray[Any], weights: Tensor | None) -> None:  # noqa: ARG002
         check_classification_targets(y)

@@ -29,6 +29,9 @@ _TYPES = (torch.float32, torch.float64)
 # The name of a type of numpy, in characters, and the largest array beside the tensors of a file, in bytes.
 _TYPE, _LARGEST = 20, 2**26
 
+# Who writes such files. One of another estimator is not damaged, and whose it is says what to do with it.
+_WRITERS = ("BayesianMLPClassifier", "BayesianMLPRegressor")
+
 # The name of the checksum in a pickle.
 _CHECKSUM = "_sha256"
 
@@ -72,9 +75,13 @@ class Kept(BaseEstimator):  # type: ignore[misc]
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The estimator in a file that :meth:`save` wrote. No code runs from the file."""
         file = read(path, "estimator", f"{cls.__name__}.load")
+        writer = file.contents.get("estimator")
+        if writer != cls.__name__ and writer in _WRITERS:
+            got = Described(f"{os.fspath(path)}, which {writer}.load reads, since a {writer} wrote it,")
+            raise invalid("path", f"{cls.__name__}.load", f"a file that holds a {cls.__name__}", got)
         with file.understanding():
-            if file.contents["estimator"] != cls.__name__:
-                raise ValueError(f"the file of a {file.contents['estimator']}")
+            if writer != cls.__name__:
+                raise ValueError(f"the file of a {writer!r:.80}")
             estimator, state = cls(), json.loads(json.dumps(file.contents["state"]), object_hook=_rich)
             if isinstance(state["hidden_layer_sizes"], list):
                 state["hidden_layer_sizes"] = tuple(state["hidden_layer_sizes"])

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.linear_model import Ridge
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, distributions
 
 from bayesbackprop._errors import Described, check_count, check_flag, check_positive, invalid
@@ -48,7 +49,11 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
         **parameters: Those of :class:`BayesianMLPClassifier`.
 
     Attributes:
-        model_: The :class:`~bayesbackprop.Bayesian` network, of standardised targets.
+        model_: The :class:`~bayesbackprop.Bayesian` network, of standardised targets ``[n, targets]``. It takes tensors
+            of its own type: float64, or float32 where it was fitted to that.
+        target_mean_: The mean of each target. A mean that ``model_`` predicts is mean * ``target_scale_`` +
+            ``target_mean_`` in units of the targets.
+        target_scale_: The scale of each target. A standard deviation of ``model_`` is std * ``target_scale_`` in them.
 
     Examples:
         >>> X, y = [[-1.0], [-0.5], [0.5], [1.0]] * 5, [-100.0, -50.0, 50.0, 100.0] * 5
@@ -66,7 +71,8 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
     def partial_fit(self, X: Any, y: Any, n_samples: int | None = None, sample_weight: Any = None) -> Self:
         """Go on learning, as :meth:`BayesianMLPClassifier.partial_fit`.
 
-        The targets of the first call set the scale of all: give it some tens of examples.
+        The targets of the first call set the scale of all: give it some tens of examples. With noise per input the
+        learning rate falls in repeated passes over the same data, where ``n_samples_seen_`` is more than ``n_samples``.
         """
         return self._learn(X, y, sample_weight, n=n_samples)
 
@@ -112,6 +118,22 @@ class BayesianMLPRegressor(MultiOutputMixin, RegressorMixin, BayesianMLP):  # ty
         mean = torch.from_numpy(self._in_units(prediction.components.mean))
         deviation = torch.from_numpy(self._in_units(prediction.components.stddev, shift=0.0))
         return ValuePredictive(distributions.Normal(mean, deviation), prediction.draws)
+
+    def as_tensor(self, y: Any) -> Tensor:
+        check_is_fitted(self)
+        values = check_array(y, ensure_2d=False, dtype=np.float64)
+        self._encode(values)  # which refuses other shapes
+        return torch.tensor(values)
+
+    @property
+    def target_mean_(self) -> NDArray[Any]:
+        """The mean of each target: that of ``y`` is ``model_``'s * ``target_scale_`` + ``target_mean_``."""
+        return self._mean
+
+    @property
+    def target_scale_(self) -> NDArray[Any]:
+        """What one unit of ``model_`` is in units of each target: the standard deviation they were fitted to."""
+        return self._scale
 
     def _in_units(self, values: Tensor, shift: float | None = None) -> NDArray[Any]:
         """In units and shape of the targets; their mean is added unless there is another shift."""

@@ -218,6 +218,17 @@ def test_a_file_that_does_not_fit_is_refused(write: Callable[[Path], Any], tmp_p
 
 
 @pytest.mark.identities
+@BOTH
+def test_the_file_of_the_other_estimator_is_not_called_damaged(kind: type[Estimator], tmp_path: Path) -> None:
+    fitted(kind).save(tmp_path / "model")
+    other = BayesianMLPRegressor if kind is BayesianMLPClassifier else BayesianMLPClassifier
+    said = rf"{other.__name__}\.load must be .* Got .*model, which {kind.__name__}\.load reads, .* instead\.$"
+    with pytest.raises(ValueError, match=said) as refused:
+        other.load(tmp_path / "model")
+    assert "damaged" not in str(refused.value)
+
+
+@pytest.mark.identities
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,7 +10,7 @@ from unittest import SkipTest
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn.datasets import make_blobs, make_friedman1, make_moons, make_regression
+from sklearn.datasets import load_diabetes, make_blobs, make_friedman1, make_moons, make_regression
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
@@ -233,6 +233,34 @@ def test_who_goes_over_the_same_data_again_says_how_many_there_are() -> None:
     sure, surer = (model.model_.posterior["0.weight"].sigma.item() for model in (known, counted))
     assert sure == pytest.approx(exact, rel=0.3)
     assert surer < exact / 2
+
+
+@pytest.mark.learning
+def test_repeated_passes_end_where_fit_does() -> None:
+    """At a constant learning rate the noise per input diverges: after 30 passes the R2 is -117."""
+    x, y = load_diabetes(return_X_y=True)
+    x, first, rest = scale(x), slice(342), slice(342, None)
+    passes = BayesianMLPRegressor(draws=30, random_state=0)
+    for _ in range(30):
+        passes.partial_fit(x[first], y[first], n_samples=342)
+    whole = BayesianMLPRegressor(draws=30, random_state=0).fit(x[first], y[first])
+    assert passes.score(x[rest], y[rest]) > whole.score(x[rest], y[rest]) - 0.05
+    widths = [model.predict(x[rest], return_std=True)[1].max() for model in (passes, whole)]
+    assert widths[0] < 1.2 * widths[1]
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize("noise", ["per-input", "learnt", 0.5])
+def test_only_noise_per_input_is_learnt_more_slowly_and_only_in_repeated_passes(noise: Any) -> None:
+    (x, y), rates = examples(30), []
+    stream, known = (BayesianMLPRegressor(**QUICK, noise=noise, batch_size=2, learning_rate_init=0.01) for _ in "ab")
+    for part in range(4):  # three parts of a set are one pass, the fourth begins the second
+        rows = slice(10 * (part % 3), 10 * (part % 3) + 10)
+        stream.partial_fit(x[rows], y[rows])
+        known.partial_fit(x[rows], y[rows], n_samples=30)
+        rates.append([each._optimiser.param_groups[0]["lr"] for each in (stream, known)])
+    slower = 0.01 * (4 / 3) ** -0.75 if noise == "per-input" else 0.01
+    assert rates == [[0.01, 0.01]] * 3 + [[0.01, pytest.approx(slower)]]
 
 
 @pytest.mark.learning
