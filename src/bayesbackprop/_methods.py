@@ -22,6 +22,7 @@ from bayesbackprop._engine import evaluating
 from bayesbackprop._errors import (
     invalid,
 )
+from bayesbackprop._predictors import Predictor
 from bayesbackprop.callbacks import Progress
 from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
 from bayesbackprop.model import Bayesian
@@ -30,7 +31,6 @@ from bayesbackprop.optim import IVON
 from bayesbackprop.prediction import Predictive, predictive
 from bayesbackprop.priors import Normal
 from bayesbackprop.training import fit
-from bayesbackprop.verdict import Predictor
 
 # Networks of a deep ensemble.
 _MEMBERS = 5

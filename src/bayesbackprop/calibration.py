@@ -13,8 +13,8 @@ from torch import Tensor, distributions
 
 from bayesbackprop._batches import Data, labelled
 from bayesbackprop._errors import Described, check_positive, check_probability, invalid
+from bayesbackprop._predictors import Estimator, Predictor, examples_of, is_estimator, predicting
 from bayesbackprop.prediction import ClassPredictive, Ensemble, JointPredictive, Predictive, ValuePredictive
-from bayesbackprop.verdict import Estimator, Predictor, examples_of, is_estimator, predicting
 
 __all__ = ["ConformalIntervals", "Interval", "TemperatureScaled", "calibrate_temperature", "conformal_intervals"]
 

@@ -3,8 +3,8 @@
 
 from typing import Any
 
+from bayesbackprop._predictors import examples_of, predicting
 from bayesbackprop.evaluation import crps
-from bayesbackprop.verdict import examples_of, predicting
 
 
 def log_density(estimator: Any, X: Any, y: Any) -> float:
