@@ -72,9 +72,12 @@ def calibrate_temperature(
 
     Examples:
         >>> from bayesbackprop import Bayesian, Categorical
-        >>> model = Bayesian(torch.nn.Linear(2, 2), Categorical(), seed=0)
+        >>> net = torch.nn.Linear(2, 2)
+        >>> _ = torch.nn.init.eye_(net.weight)
+        >>> model = Bayesian(net, Categorical(), seed=0)
         >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
-        >>> calibrated = calibrate_temperature(model, (x, x.argmax(1)), draws=5)
+        >>> y = model.predict(x, draws=5).sample(1, torch.Generator().manual_seed(0))[0]
+        >>> calibrated = calibrate_temperature(model, (x, y), draws=5)
         >>> calibrated.predict(x, draws=5).probs.shape
         torch.Size([100, 2])
     """

@@ -285,7 +285,7 @@ def evaluate(
     Examples:
         >>> from bayesbackprop import Bayesian, Gaussian
         >>> x = torch.linspace(-1, 1, 50)[:, None]
-        >>> model = Bayesian(nn.Linear(1, 1), Gaussian(1.0), seed=0)
+        >>> model = Bayesian(torch.nn.Linear(1, 1), Gaussian(1.0), seed=0)
         >>> verdict = evaluate(model, (x, 2 * x), outside=x + 100, draws=10)
         >>> verdict.outside["outside"]["variance"].auroc
         1.0
