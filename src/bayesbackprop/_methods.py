@@ -1,30 +1,29 @@
 """The methods of a comparison: how each trains a user's own network.
 
-A method is a function from a :class:`Task` to what predicts, and a row of ``METHODS``. Laplace is the package of its
-authors, from the extra ``compare``.
+A method is a function from a :class:`Task` to what predicts, and a row of ``METHODS``.
 """
 
 import copy
 import inspect
+import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bayesbackprop._batches import arguments
 from bayesbackprop._engine import evaluating
-from bayesbackprop._errors import (
-    invalid,
-)
+from bayesbackprop._errors import invalid
+from bayesbackprop._laplace import Laplace
 from bayesbackprop._predictors import Predictor
 from bayesbackprop.callbacks import Progress
-from bayesbackprop.likelihoods import Categorical, Gaussian, Likelihood
+from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
 from bayesbackprop.objective import FreeEnergy
 from bayesbackprop.optim import IVON
@@ -35,9 +34,10 @@ from bayesbackprop.training import fit
 # Networks of a deep ensemble.
 _MEMBERS = 5
 
-# Laplace is of all weights while weights * outputs, the Jacobian of an example, is not more than this; else of the last
-# layer. So many numbers of Jacobians are held at a time.
-_LARGEST_JACOBIAN, _JACOBIANS = 10**6, 2**26
+# The part of the training set that Laplace holds out to choose its prior precision, and the most examples it holds out.
+# The precisions it chooses from, and the draws with which it judges each: fewer would favour narrow posteriors.
+_HELD_OUT, _MOST_HELD_OUT = 0.2, 1000
+_PRECISIONS, _TRIAL_DRAWS = [10 ** (k / 2) for k in range(-4, 9)], 100
 
 # The settings of IVON unless told otherwise: of twelve that were tried on digits and on a curve, those that did well on
 # both.
@@ -244,75 +244,81 @@ def _mc_dropout(task: Task) -> Predictor:
     return _Stochastic(network, dropping)
 
 
-class _Laplace:
-    """Samples of the network's output under a Laplace approximation, linearised in the weights."""
+def _laplace(task: Task) -> Predictor:
+    """A Laplace approximation around the plain network. Held-out examples choose its prior precision.
 
-    def __init__(self, approximation: Any, network: _Network, rows: int) -> None:
-        self._approximation, self.model, self._rows = approximation, network, rows
+    The usual choice is the marginal likelihood. It assumes that the weights are the mode of the posterior, and that the
+    posterior is Gaussian. Neither holds for a network that was trained without a prior and separates its classes; the
+    result is far too unsure. See docs/decisions/laplace.md.
+    """
+    network = task.plain()
+    rest, held = _held_out(task.batches, task.n)
+    if not held or not rest:
+        raise SkippedError("it has no examples to hold out for the choice of a prior precision")
+    of_rest = replace(task, batches=_Shuffled(rest), n=sum(len(targets) for _, targets in rest), _plain={}, seconds=0.0)
+    trained = of_rest.plain()
+    started = time.perf_counter()
+    trial = Laplace(trained.net, trained.likelihood, rest)
+    if not trial.weights:
+        raise SkippedError("the network has no linear or convolutional layer that it calls")
+    costs: dict[float, float] = {}
+    for precision in _PRECISIONS:
+        trial.precision = precision
+        try:
+            cost = trial.cost(held, _TRIAL_DRAWS)
+        except NotImplementedError as error:
+            raise SkippedError(f"the network cannot be linearised: {error}") from error
+        costs[precision] = math.inf if math.isnan(cost) else cost
+    best = min(costs, key=costs.__getitem__)
+    found = Laplace(network.net, network.likelihood, task.batches, best)
+    task.seconds += of_rest.seconds + time.perf_counter() - started
+    weights = sum(parameter.numel() for parameter in network.net.parameters())
+    examples = sum(len(targets) for _, targets in held)
+    task.note = f"around the plain network, {found.weights:,} of {weights:,} weights, Kronecker factors, linearised; "
+    task.note += f"prior precision {best:.3g}, chosen by {examples:,} examples held out of a training of its own"
+    return found
 
-    def predict(self, *args: Any, draws: int = 100, seed: int | None = None, **kwargs: Any) -> Predictive:
-        assert not kwargs, "it was made for networks of one tensor"
-        (inputs,) = args
-        random = torch.Generator(inputs.device).manual_seed(0 if seed is None else seed)
-        outputs = [
-            self._approximation.functional_samples(rows, pred_type="glm", n_samples=draws, generator=random)
-            for rows in inputs.split(self._rows)
-        ]
-        return predictive(self.model.likelihood, torch.cat(outputs, 1), draws)
+
+def _held_out(batches: Iterable[Any], n: int) -> tuple[list[Any], list[Any]]:
+    """Split the batches of one epoch at random: the rows to train on, and those that are held out."""
+    parts: tuple[list[Any], list[Any]] = [], []
+    for batch in batches:
+        chosen = torch.rand(len(batch[1])) < min(_HELD_OUT, _MOST_HELD_OUT / n)
+        if int((~chosen).sum()) == 1:  # batch norm cannot train on one example
+            chosen[:] = False
+        for part, rows in zip(parts, (~chosen, chosen), strict=True):
+            if rows.any():
+                part.append(_rows(batch, rows))
+    return parts[0], _joined(parts[1])
 
 
-class _Loader:
-    """Batches as laplace-torch wants them: with a ``dataset`` whose length is the number of examples."""
+def _rows(batch: Any, rows: Tensor) -> tuple[Any, Tensor]:
+    def chosen(each: Tensor) -> Tensor:
+        return each[rows.to(each.device)] if each.shape[:1] == rows.shape else each
 
-    def __init__(self, batches: Iterable[Any], n: int) -> None:
-        self._batches, self.dataset = batches, range(n)
+    inputs, targets = tree_map_only(Tensor, chosen, batch)
+    return inputs, targets
+
+
+def _joined(batches: list[Any]) -> list[Any]:
+    """The same rows in one batch, which is faster to predict, if they are tensors of one shape."""
+    shapes = {tuple(part.shape[1:] for part in batch) if isinstance(batch[0], Tensor) else None for batch in batches}
+    if len(shapes) != 1 or None in shapes:
+        return batches
+    return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True))]
+
+
+class _Shuffled:
+    """A list of batches, in another order each time."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
+        return iter([self._batches[number] for number in torch.randperm(len(self._batches)).tolist()])
 
     def __len__(self) -> int:
-        return _count(self._batches)
-
-
-def _laplace(task: Task) -> Predictor:
-    likelihood = task.likelihood
-    if not isinstance(likelihood, Categorical | Gaussian) or getattr(likelihood, "noise", "") == "per-input":
-        raise SkippedError(f"laplace-torch has no likelihood {likelihood}")
-    with _quiet():
-        laplace = _package("laplace", "laplace-torch")
-    network = copy.deepcopy(task.plain())
-    network.net.eval()
-    inputs, _ = next(iter(task.batches))
-    if not isinstance(inputs, Tensor):
-        raise SkippedError("laplace-torch takes networks of one tensor alone")
-    one = network.predict(inputs[:1].to(next(network.parameters()).device))
-    weights = sum(parameter.numel() for parameter in network.net.parameters() if parameter.requires_grad)
-    jacobian = weights * one.mean.numel()
-    classes = isinstance(likelihood, Categorical)
-    noise = {} if classes else {"sigma_noise": float(one.components.stddev.flatten()[0])}
-    tried: list[str] = []
-    for subset, which in (("all", "all weights"), ("last_layer", "the last layer")):
-        if subset == "all" and jacobian > _LARGEST_JACOBIAN:
-            continue
-        started = time.perf_counter()
-        try:
-            with _quiet():
-                kind = "classification" if classes else "regression"
-                found = laplace.Laplace(network.net, kind, subset_of_weights=subset, hessian_structure="kron", **noise)
-                found.fit(_Loader(task.batches, task.n))
-                found.optimize_prior_precision(method="marglik")
-        except Exception as error:  # it knows few layers; the last one is usually among them
-            if subset == "last_layer":
-                raise
-            tried.append(f" (all weights: {error})")
-            continue
-        task.seconds += time.perf_counter() - started
-        task.note = (
-            f"laplace-torch on the plain network: {which}{''.join(tried)}, Kronecker factors, prior precision by "
-        )
-        task.note += "marginal likelihood"
-        break
-    return _Laplace(found, network, max(1, _JACOBIANS // jacobian))
+        return len(self._batches)
 
 
 def _ivon(task: Task) -> Predictor:
@@ -325,24 +331,6 @@ def _ivon(task: Task) -> Predictor:
     return model
 
 
-def _package(name: str, distribution: str) -> Any:
-    """A package of the extra, or why it cannot be used."""
-    try:
-        return __import__(name)
-    except ImportError as error:
-        raise SkippedError(f'{distribution} is not installed: pip install "bayesbackprop[compare]"') from error
-    except Exception as error:
-        raise SkippedError(f"{distribution} cannot be imported: {error}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of others' packages, which the reader of a comparison can do nothing about."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 METHODS: dict[str, Callable[[Task], Predictor]] = {
     "bayesbackprop": _ours,
     "plain": _single,
@@ -351,9 +339,6 @@ METHODS: dict[str, Callable[[Task], Predictor]] = {
     "Laplace": _laplace,
     "IVON": _ivon,
 }
-
-# Methods by the packages of others: what they raise is no reason to lose the rest.
-OF_OTHERS = ("Laplace",)
 
 
 def _count(batches: Iterable[Any]) -> int:

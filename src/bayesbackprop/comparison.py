@@ -29,7 +29,7 @@ from bayesbackprop._errors import (
     invalid,
     tensors_of,
 )
-from bayesbackprop._methods import IVON_SETTINGS, METHODS, OF_OTHERS, SkippedError, Task, seeded
+from bayesbackprop._methods import IVON_SETTINGS, METHODS, SkippedError, Task, seeded
 from bayesbackprop._page import Table
 from bayesbackprop.likelihoods import Categorical, Gaussian, Joint, Likelihood
 from bayesbackprop.model import Bayesian
@@ -147,8 +147,8 @@ def compare(
     """Train a network by several methods, in as many epochs each, and judge them on the same data.
 
     The seed decides everything: initial weights, the order of the examples, and all draws. All methods start from the
-    same initial weights (of the ensemble, the first member). A method that cannot be run, because its package is
-    missing or does not know the network, is skipped, and a note says why.
+    same initial weights (of the ensemble, the first member). A method that cannot be run on the network is skipped,
+    and a note says why.
 
     Args:
         make_net: Makes a new network with random weights, such as ``lambda: nn.Sequential(...)``.
@@ -215,11 +215,8 @@ def compare(
                 model = METHODS[method](task)
             with seeded(seed):  # so that a shift that is random is the same for all
                 verdict = evaluate(model, test, outside=outside, shifts=shifts, draws=draws, seed=seed)
-        except Exception as error:
-            if not isinstance(error, SkippedError) and method not in OF_OTHERS:
-                raise
-            what = "skipped" if isinstance(error, SkippedError) else f"failed ({type(error).__name__})"
-            notes[method] = f"{what}: {error}"
+        except SkippedError as error:
+            notes[method] = f"skipped: {error}"
         else:
             verdicts[method], models[method], notes[method] = verdict, model, task.note
             seconds[method] = task.seconds

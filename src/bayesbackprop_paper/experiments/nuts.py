@@ -228,7 +228,7 @@ def laplace(problem: Problem, seed: int) -> Found:
     precision = torch.cat([torch.full((w.numel(),), problem.sigma(name) ** -2) for name, w in net.named_parameters()])
     kind = "classification" if "p1" in problem.exact else "regression"
     noise = {} if kind == "classification" else {"sigma_noise": NOISE}
-    make = import_module("laplace").Laplace  # of the extra 'compare'
+    make = import_module("laplace").Laplace  # of the extra 'peers'
     found = make(net, kind, subset_of_weights="all", hessian_structure="full", prior_precision=precision, **noise)
     found.fit(DataLoader(TensorDataset(problem.inputs, problem.targets), 50))
     if kind == "classification":
