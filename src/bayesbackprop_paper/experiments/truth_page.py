@@ -80,8 +80,8 @@ SECTIONS: Mapping[str, Section] = {
         "Convolutional networks",
         "LeNet-5 and ResNet-20 from random weights. Every method trains for the same number of epochs; the ensemble "
         "has five times the training. AUROC is the probability that an image of the other data set has a higher "
-        "predictive entropy than an image of the network's own test set. Other programs ran beside the training, so its "
-        "seconds only show the order of magnitude. "
+        "predictive entropy than an image of the network's own test set. Other programs ran beside the training: "
+        "its seconds only show the order of magnitude. "
         "[Convolutional networks](decisions/networks.md) says how the recipes were chosen.",
         networks.verdicts,
     ),
