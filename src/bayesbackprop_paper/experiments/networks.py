@@ -68,7 +68,7 @@ class Extent(NamedTuple):
 # ResNet-20 takes about forty times as long as LeNet-5 for an image, so it gets less of everything.
 EXTENTS: Mapping[str, Extent] = {
     "LeNet-5": Extent(10, None, 20, None),
-    "ResNet-20": Extent(3, 10_000, 8, 2_000),
+    "ResNet-20": Extent(4, 25_000, 8, 5_000),
 }
 QUICK = Extent(1, 500, 2, 200)
 
