@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -106,6 +105,5 @@ class ResNet(nn.Module):
         self.last = linear(64, _CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).contiguous(memory_format=torch.channels_last)  # a fifth faster on a CPU
-        outputs: Tensor = self.last(self.dropout(self.blocks(h).mean((2, 3))))
+        outputs: Tensor = self.last(self.dropout(self.blocks(self.first(x)).mean((2, 3))))
         return outputs
