@@ -3,10 +3,19 @@
 import torch
 from torch import Tensor, nn
 
+from bayesbackprop._errors import Described, invalid
+
 
 def is_meta(module: nn.Module) -> bool:
     """Whether parameters or buffers are on the meta device."""
     return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+def check_in_memory(parameter: str, owner: str, module: nn.Module) -> None:
+    """Refuse a module on the meta device."""
+    if is_meta(module):
+        constraint = "in memory: to_empty(device=...) first, and then load its weights (or load(path, net))"
+        raise invalid(parameter, owner, constraint, Described("one on the meta device"))
 
 
 def materialise(module: nn.Module, device: torch.device | str | int | None = None) -> None:

@@ -24,7 +24,7 @@ from bayesbackprop._errors import (
     is_finite,
     tensors_of,
 )
-from bayesbackprop._meta import is_meta, materialise
+from bayesbackprop._meta import check_in_memory, is_meta, materialise
 from bayesbackprop._specification import (
     Select,
     Specification,
@@ -320,6 +320,7 @@ class Bayesian(nn.Module):
 
         Tensors are stacked wherever they are: in tuples, dicts, dataclasses, or objects such as caches.
         """
+        _check_no_arguments(draws=draws, seed=seed, memory=memory)
         memory, draws = check_count("Bayesian.predict", memory=memory)["memory"], _checked_draws("predict", draws)
         args, kwargs = call_arguments("Bayesian.predict", args, kwargs, inputs)
         check_batch("inputs", "Bayesian.predict", tensors_of((args, kwargs)))
@@ -375,9 +376,8 @@ class Bayesian(nn.Module):
         if not torch.compiler.is_compiling():
             check_whole("net", "Bayesian", self)
             self.is_divided = bool(divided(self))
-            if self._sigmas and is_meta(self):
-                constraint = "in memory: to_empty(device=...) first, and then load its weights (or load(path, net))"
-                raise invalid("net", "Bayesian", constraint, Described("one on the meta device"))
+            if self._sigmas:
+                check_in_memory("net", "Bayesian", self)
         priors = {entry.name: entry.prior for entry in self.plan if entry.prior is not None}
         pairs = zip(self.families if families is None else families, self.joint, strict=True)
         joints = [(names, family, joint) for (names, family), joint in pairs]
@@ -450,6 +450,16 @@ class Bayesian(nn.Module):
 def _rules(entries: list[Specification]) -> dict[str, Estimator]:
     """The estimators that are not ``shared``, by name."""
     return {entry.name: entry.estimator for entry in entries if entry.estimator and entry.estimator != "shared"}
+
+
+def _check_no_arguments(**options: object) -> None:
+    """Refuse a tensor where an option of a prediction is meant: it is for the network."""
+    for name, value in options.items():
+        if isinstance(value, Tensor):
+            constraint = (
+                f"an int (an argument of the network of that name goes into inputs={{'{name}': ...}})"
+            )
+            raise invalid(name, "Bayesian.predict", constraint, value)
 
 
 def _checked_draws(method: str, draws: int) -> int:

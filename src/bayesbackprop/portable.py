@@ -31,10 +31,11 @@ from torch.utils._pytree import (
 )
 
 from bayesbackprop import noise
-from bayesbackprop._batches import arguments
+from bayesbackprop._batches import arguments, check_arguments
 from bayesbackprop._engine import lock
-from bayesbackprop._errors import Described, check_batch, check_flag, check_path, check_type, invalid
+from bayesbackprop._errors import Described, check_batch, check_flag, check_path, check_type, check_whole, invalid
 from bayesbackprop._files import write_atomically
+from bayesbackprop._meta import check_in_memory
 from bayesbackprop.export import SparseNetwork
 from bayesbackprop.model import Bayesian
 from bayesbackprop.noise import Key
@@ -61,6 +62,8 @@ def mean_network(model: Bayesian) -> nn.Module:
     """
     check_type("mean_network", Bayesian, "a Bayesian", model=model)
     model.check_about_mu("mean_network")
+    check_whole("model", "mean_network", model)
+    check_in_memory("model", "mean_network", model)
     copied: nn.Module = _frozen(model.net)
     return copied if model.output is None else _Picked(copied, model.output)
 
@@ -172,6 +175,7 @@ def save_onnx(
     _check_installed()
     module = _module_of(network)
     args, kwargs = arguments(inputs, "save_onnx")
+    check_arguments("save_onnx", args, kwargs)
     _check_inputs((args, kwargs))
     args, kwargs = tree_map(_at_least_two, (args, kwargs))
     names = _names_of(args, kwargs)
@@ -329,17 +333,27 @@ def _plain_normal(
 @contextmanager
 def _refusing(constraint: str) -> Iterator[None]:
     """Within it, whatever goes wrong is the network's fault; torch's exporters raise errors of many kinds."""
-    logger = logging.getLogger("torch.onnx")  # it says of each operation of torchvision that this is not installed
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's exporters warn of themselves
+        with _silent("torch.onnx"):  # it says of each operation of torchvision that this is not installed
             yield
     except Exception as error:
         reason = _innermost(error)
         raise invalid("network", "save_onnx", constraint, Described(f"an error of torch ({reason})")) from error
+
+
+@contextmanager
+def _silent(name: str | None) -> Iterator[None]:
+    """Within it a logger, None for that of all, only says what went wrong; exporters also warn of themselves."""
+    logger, handler = logging.getLogger(name), logging.NullHandler()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(handler)  # without any, logging.warning would give the program one for good
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        logger.removeHandler(handler)
         logger.setLevel(level)
 
 
@@ -353,13 +367,17 @@ def _innermost(error: BaseException) -> str:
 
 def _quantised(content: bytes) -> bytes:
     """An ONNX file with weights of 8 bits."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    graph = onnx.load_model_from_string(content).graph
+    empty = {each.name for each in graph.initializer if 0 in each.dims}  # onnxruntime's product of 8 bits reads past it
+    # A Gemm has become a MatMul of another name when onnxruntime looks at what to leave out.
+    spared = [name for node in graph.node if empty & {*node.input} for name in (node.name, f"{node.name}_MatMul")]
+    with TemporaryDirectory() as folder, _silent(None):
         whole, small = Path(folder) / "whole.onnx", Path(folder) / "small.onnx"
         whole.write_bytes(content)
-        quantize_dynamic(whole, small, weight_type=QuantType.QInt8)
+        quantize_dynamic(whole, small, weight_type=QuantType.QInt8, nodes_to_exclude=spared)
         return small.read_bytes()
 
 

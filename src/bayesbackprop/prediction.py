@@ -19,7 +19,7 @@ from torch import Tensor, distributions, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from bayesbackprop._batches import call_arguments
+from bayesbackprop._batches import call_arguments, hint_for
 from bayesbackprop._distributions import StudentT, as_column
 from bayesbackprop._engine import Slots, evaluating, lock, over_draws, substituting
 from bayesbackprop._errors import (
@@ -180,7 +180,8 @@ class MixturePredictive(Predictive):
         for name, value in values.items():
             is_real = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_complex()
             if not is_real or tuple(value.shape) != expected:  # type: ignore[attr-defined]
-                constraint = f"a tensor of real numbers of shape {list(expected)}"
+                hint = hint_for(value)
+                constraint = f"a tensor of real numbers of shape {list(expected)}{f' ({hint})' if hint else ''}"
                 raise invalid(name, f"Predictive.{method}", constraint, value)
 
     def _sample(self, chosen: _Chosen) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesbackprop._errors import Described, check_finite, check_probability, check_type, invalid
+from bayesbackprop._meta import check_in_memory
 from bayesbackprop.model import Bayesian
 from bayesbackprop.posterior import WeightPosterior, constant_rho
 
@@ -94,6 +95,7 @@ def _posteriors(model: object, owner: str) -> list[WeightPosterior]:
     if not isinstance(model, Bayesian):
         raise invalid("model", owner, "a Bayesian", model)
     model.check_about_mu(owner)
+    check_in_memory("model", owner, model)
     for parameter in model.parameters():
         check_finite("model", owner, parameter)
     return list(model.posterior.values())

@@ -11,7 +11,7 @@ from bayesbackprop._engine import Estimator, lock
 from bayesbackprop._engine.mlp import layers_of
 from bayesbackprop._errors import Described, check_count, check_flag, check_whole, invalid, tensor_shape
 from bayesbackprop._files import OpenFile, check_same, reading, writing
-from bayesbackprop._meta import is_meta, materialise
+from bayesbackprop._meta import check_in_memory, is_meta, materialise
 from bayesbackprop.families import AnyFamily, Diagonal
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.model import Bayesian
@@ -33,6 +33,7 @@ def save(model: Bayesian, path: str | os.PathLike[str], *, frozen: bool = True) 
     if not isinstance(model, Bayesian):
         raise invalid("model", "save", "a Bayesian", model)
     check_whole("model", "save", model)
+    check_in_memory("model", "save", model)
     check_flag("save", frozen=frozen)
     names = _layer_names(model.net)
     contents: dict[str, Any] = {

@@ -242,6 +242,8 @@ def _kept(path: str, rank: int) -> dict[str, Any]:
         objective = small_free_energy("shared", "sampled")
         if way is not None:
             WAYS[way](objective)
+            with pytest.raises(ValueError, match="whole on each rank"):
+                bbb.mean_network(objective.model)
         with bbb.unsharded(objective):
             predicted = objective.model.predict(x, draws=3, estimator="shared").mean
             mean = objective.model.predict_mean(x).mean

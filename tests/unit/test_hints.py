@@ -32,6 +32,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "predict, data set": (lambda: model().predict(LOADER.dataset), ONE),
     "predict_mean, array": (lambda: model().predict_mean(X), ARRAY),
     "ensemble, array": (lambda: model().ensemble(2)(X), ARRAY),
+    "log_prob, array": (lambda: model().predict(TX, draws=2).log_prob(Y), ARRAY),  # type: ignore[arg-type]
+    "save_onnx, array": (lambda: bbb.save_onnx(model(), "never.onnx", X), ARRAY),
+    "save_onnx, list": (lambda: bbb.save_onnx(model(), "never.onnx", X.tolist()), LIST),
+    "predict, a tensor called as an option": (lambda: model().predict(TX, memory=TX), "goes into inputs="),  # type: ignore[arg-type]
     "objective, array": (lambda: bbb.FreeEnergy(model(), 4)(X, TY), ARRAY),
     "objective, list": (lambda: bbb.FreeEnergy(model(), 4)(X.tolist(), TY), LIST),
     "objective, loader": (lambda: bbb.FreeEnergy(model(), 4)(LOADER, TY), ONE),

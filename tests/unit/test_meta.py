@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesbackprop as bbb
+from bayesbackprop.pruning import snr
 
 pytestmark = pytest.mark.identities
 
@@ -97,3 +98,18 @@ def test_a_model_with_values_is_emptied_as_ever() -> None:
     model = wrapped(Recurrent())
     assert model.to_empty(device="meta") is model
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("use", ["save", "prune", "snr", "mean_network", "predict"])
+def test_without_memory_there_is_nothing_to_use(use: str, tmp_path: Path) -> None:
+    model = wrapped(on_meta(), sigma=0.2)
+    calls = {
+        "save": lambda: bbb.save(model, tmp_path / "model"),
+        "prune": lambda: bbb.prune(model, 0.5),
+        "snr": lambda: snr(model),
+        "mean_network": lambda: bbb.mean_network(model),
+        "predict": lambda: model.predict(IDS, draws=2),
+    }
+    with pytest.raises(ValueError, match=r"in memory: to_empty\(device=...\) first"):
+        calls[use]()
+    assert not list(tmp_path.iterdir())

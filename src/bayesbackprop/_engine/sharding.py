@@ -96,7 +96,7 @@ def at_rest(modules: Sequence[Any]) -> Iterator[None]:
 def unsharded(module: nn.Module) -> Iterator[None]:
     """Within it, parameters that ``fully_shard`` has divided among ranks are whole: to predict, to report or to save.
 
-    All ranks must enter it. There are no gradients inside.
+    All ranks must enter it. There are no gradients inside, and what is written to the parameters there is lost.
 
     Args:
         module: The objective, the model or another module with divided ones in it.
