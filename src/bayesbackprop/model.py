@@ -456,9 +456,7 @@ def _check_no_arguments(**options: object) -> None:
     """Refuse a tensor where an option of a prediction is meant: it is for the network."""
     for name, value in options.items():
         if isinstance(value, Tensor):
-            constraint = (
-                f"an int (an argument of the network of that name goes into inputs={{'{name}': ...}})"
-            )
+            constraint = f"an int (an argument of the network of that name goes into inputs={{'{name}': ...}})"
             raise invalid(name, "Bayesian.predict", constraint, value)
 
 
