@@ -453,9 +453,9 @@ def _rules(entries: list[Specification]) -> dict[str, Estimator]:
 
 
 def _check_no_arguments(**options: object) -> None:
-    """Refuse a tensor where an option of a prediction is meant: it is for the network."""
+    """Refuse a tensor with dimensions where an option of a prediction is meant: it is for the network."""
     for name, value in options.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.dim():
             constraint = f"an int (an argument of the network of that name goes into inputs={{'{name}': ...}})"
             raise invalid(name, "Bayesian.predict", constraint, value)
 

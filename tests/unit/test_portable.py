@@ -282,7 +282,7 @@ def conditional() -> bbb.Bayesian:
     ("make", "inputs", "words"),
     [
         (lambda: bbb.Normal(0.1), torch.randn(3, 4), "a Bayesian, an Ensemble"),
-        (lambda: fully_connected(bbb.Categorical()), [1.0], "tensors on the CPU with a row for each example"),
+        (lambda: fully_connected(bbb.Categorical()), [1.0], r"torch.tensor\(x\) makes one of a list"),
         (lambda: fully_connected(bbb.Categorical()), (torch.zeros(2, 4), torch.zeros(3)), r"\[2, 3\] rows"),
         (lambda: fully_connected(bbb.Categorical()), torch.full((2, 4), torch.nan), "finite"),
         (lambda: fully_connected(bbb.Categorical(), family=bbb.Mixture(2)), torch.randn(3, 4), "mean is a network"),
