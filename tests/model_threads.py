@@ -180,6 +180,37 @@ def train_together(case: Case, calls: int, seed: int) -> list[Said]:
     return _run([lambda: train(0), lambda: train(0), lambda: train(1)], ended, said)
 
 
+class Scaled(nn.Module):
+    """Its parameters are used by methods of their own, for which torch holds no other reference to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.clone() * self.scale.exp()
+
+
+def train_while_another_reads(dtype: str) -> None:
+    model = Bayesian(Scaled(), Gaussian(1.0), seed=0)
+    x, y = (torch.ones(8, size, dtype=getattr(torch, dtype)) for size in (3, 2))
+    model.draw()  # makes what finds the tensors, which are then of another type
+    model.to(x.dtype)
+    free_energy, ended = FreeEnergy(model, n=8), threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            model.net(x)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(500):
+        free_energy(x, y).backward()
+    ended.set()
+    thread.join()
+    print("both ended")
+
+
 def _compared(found: dict[str, Tensor], expected: dict[str, Tensor]) -> Said:
     """Equal to rounding: weights that were drawn are off by about 0.5."""
     if found.keys() != expected.keys():

@@ -403,6 +403,7 @@ class Bayesian(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> "Bayesian":
         """What ``.half()`` and the like go through: the rho of constant weights stays finite in a narrower type."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._engines = {}  # which hold on to nodes of autograd of the dtype and the device that were
         self._check_priors()
         with torch.no_grad():
             for rho in self.rho.parameters():

@@ -23,7 +23,7 @@ from bayesbackprop._engine.joint import kind_of
 from bayesbackprop._engine.parameters import Parameter, Parameters
 from bayesbackprop._engine.rules import Estimator, Rules
 from bayesbackprop._engine.statistics import counted_once, normalising, unmoved
-from bayesbackprop._engine.substitution import Slots, call_with, over_draws, substituting
+from bayesbackprop._engine.substitution import Slots, call_with, kept_accumulators, over_draws, substituting
 from bayesbackprop._errors import invalid, tensor_shape
 from bayesbackprop._trees import has_objects, own_objects
 from bayesbackprop.families import Family
@@ -87,6 +87,9 @@ class Engine:
         self.normalising = normalising(net)
         self.any_module = AnyModule(self)
         quick: Executor | None = None
+        if not torch.compiler.is_compiling():
+            trained = (*net.parameters(), *rho.parameters(), *(tensor for *_, tensor in joints))
+            self._accumulators = kept_accumulators(trained)
         if not torch.compiler.is_compiling() and output is None:
             quick = FullyConnectedTogether.of(self) if joints else FullyConnected.of(net, self.parameters, self.rules)
         self.executors: list[Executor] = [*([quick] if quick else []), self.any_module]

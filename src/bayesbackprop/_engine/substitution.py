@@ -3,7 +3,7 @@
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from operator import attrgetter
@@ -227,6 +227,18 @@ class _Parameters(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self.items()),)  # a copy, or a pickle, has an ordinary dictionary
+
+
+def kept_accumulators(tensors: Iterable[Tensor]) -> list[Any]:
+    """What keeps alive, as long as it is held, the node that adds up the gradient of each parameter.
+
+    Torch makes such a node when a parameter is used and forgets it with the graph. While it makes one it holds a mutex
+    of the parameter and may wait for Python's own lock; a custom function of autograd, as ours are, waits for the mutex
+    and holds that lock. Two threads that use one parameter would then wait for each other for ever.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        # The node of a view keeps the one before it, and no values. Subclasses of tensors may not know views.
+        return [each.expand_as(each).grad_fn for each in tensors if each.requires_grad and type(each) is nn.Parameter]
 
 
 def lock(net: nn.Module) -> threading.RLock:

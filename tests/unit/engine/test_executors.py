@@ -11,7 +11,9 @@ from torch.func import functional_call
 
 from bayesbackprop import Bayesian, Categorical, FreeEnergy, Gaussian, Normal
 from layers import Row, each_estimator, each_row, is_any, wrap
+from model_threads import train_while_another_reads
 from networks import X, Y, classifier, regression_model
+from processes import run_apart
 
 # --- every row, every estimator --------------------------------------------------------------------------------------
 
@@ -306,3 +308,10 @@ def test_draws_in_threads_do_not_disturb_each_other() -> None:
         thread.join()
     assert not wrong
     assert isinstance(model.net[0].weight, nn.Parameter)
+
+
+@pytest.mark.identities
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_who_trains_and_who_reads_with_gradients_never_wait_for_each_other(dtype: str) -> None:
+    """Of torch 2.13 both would hold what the other needs, the lock of Python and the mutex of a parameter."""
+    assert "both ended" in run_apart(train_while_another_reads, dtype, timeout=100)
