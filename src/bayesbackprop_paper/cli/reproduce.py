@@ -151,13 +151,21 @@ def _verify(names: Sequence[str], runs: Path, results: Path) -> None:
     """Train rows of Table 1 again; the exit code is 1 if one is not the same."""
     console, images, changed = rich.console.Console(soft_wrap=True, highlight=False), data.mnist(), False
     for name in names:
-        was, now = table1.verify(name, images, runs, results, _command(), progress)
-        differences = table1.differing(was, now)
+        verified = table1.verify(name, images, runs, results, _command(), progress)
+        differences = verified.differing()
         changed = changed or bool(differences)
-        listed = ", ".join(f"{what} was {before} and is {after}" for what, (before, after) in differences.items())
-        console.print(f"{name}: {listed or f'the same, test error {now.test_error:.2f} %'}")
+        if not differences:
+            console.print(f"{name}: the same, test error {verified.now.test_error:.2f} %")
+            continue
+        console.print(f"{name}: {_listed(differences)}")
+        if verified.arithmetic:
+            console.print(f"{name}: other arithmetic, which may be why: {_listed(verified.arithmetic)}")
     if changed:
         raise typer.Exit(1)
+
+
+def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{what} was {before} and is {after}" for what, (before, after) in pairs.items())
 
 
 def _figure(

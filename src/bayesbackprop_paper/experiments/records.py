@@ -9,6 +9,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from bayesbackprop._files import write_atomically
 from bayesbackprop._version import __version__
 
@@ -49,6 +51,12 @@ def remember(path: Path, name: str, entry: dict[str, Any]) -> None:
     entries = json.loads(path.read_text()) if path.exists() else {}
     entries[name] = entry
     write_atomically(path, json.dumps(entries, indent=1, sort_keys=True).encode())
+
+
+def arithmetic() -> dict[str, Any]:
+    """What decides how sums are rounded. Training is chaotic: where it is another, the figures are others as well."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "instructions": capability}
 
 
 def write_line(path: Path, line: str, command: str) -> None:

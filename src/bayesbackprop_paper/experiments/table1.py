@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from bayesbackprop_paper.data import Images
 from bayesbackprop_paper.experiments.figures import OURS, finish, panels
 from bayesbackprop_paper.experiments.mnist import RESULT, Config, Result, configuration, run, write_result
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Schedule, read_metrics
-from bayesbackprop_paper.experiments.records import as_written, locked, read_rows, remember, write_rows
+from bayesbackprop_paper.experiments.records import arithmetic, as_written, locked, read_rows, remember, write_rows
 
 # What the paper printed, by method and units.
 PUBLISHED: dict[str, dict[int, float]] = {
@@ -70,11 +70,6 @@ RECIPES: dict[str, Config] = {
     "map-laplace": Config("map-laplace", schedule=_STEADY, prior_sigma=0.05),
 }
 
-# Where another temperature than 1 has a recipe of its own.
-TEMPERED: dict[tuple[str, float], Config] = {
-    ("bbb-mixture", 0.1): Config("bbb-mixture", schedule=replace(_STEADY, epochs=60), sigma=0.02),
-}
-
 # Beside those of the paper: from the weights of a network that was trained with dropout.
 _WARM = Schedule(epochs=16, learning_rate=1e-4, decay="constant", averaging=0.9998)
 RECIPES["bbb-mixture-from-dropout"] = Config("bbb-mixture", schedule=_WARM, sigma=0.02, start=RECIPES["dropout"])
@@ -94,7 +89,7 @@ def cells(
     for seed in seeds:
         for method in methods:
             for temperature in temperatures if RECIPES[method].is_bayesian else (1.0,):
-                recipe = replace(TEMPERED.get((method, temperature), RECIPES[method]), temperature=temperature)
+                recipe = replace(RECIPES[method], temperature=temperature)
                 chosen += [sized(recipe, number, seed, epochs) for number in units]
     return chosen
 
@@ -128,8 +123,7 @@ def reproduce(
         was = finished(config, images, runs, command, progress, curve=config.units == largest)
         with locked(results):
             write(table, [*read(table), Result(**was["result"])])
-            threads = torch.get_num_threads()
-            made = {**was["made"], "threads": threads, "seconds_to_target": seconds_to(TARGET, config, runs)}
+            made = {**was["made"], **arithmetic(), "seconds_to_target": seconds_to(TARGET, config, runs)}
             remember(results / "table1.json", name_of(config), made)
     return read(table)
 
@@ -156,6 +150,20 @@ def finished(
     return was
 
 
+class Verified(NamedTuple):
+    """What a run gave when its row was written and what it gives now; a pair is a value then and one now."""
+
+    was: Result
+    now: Result
+    arithmetic: dict[str, tuple[Any, Any]]  # what of it differs
+
+    def differing(self) -> dict[str, tuple[Any, Any]]:
+        """In what they differ, as far as the table shows it: all but their time, and what it did not show then."""
+        shown = {name for name in asdict(self.was) if name != "seconds"}
+        pairs = {name: tuple(as_written(getattr(row, name)) for row in self[:2]) for name in sorted(shown)}
+        return {name: (before, after) for name, (before, after) in pairs.items() if before not in (after, "nan")}
+
+
 def verify(
     name: str,
     images: Images,
@@ -163,8 +171,8 @@ def verify(
     results: Path,
     command: str,
     progress: Callable[[str], Callback],
-) -> tuple[Result, Result]:
-    """Train the run of a row again, as ``table1.json`` says it was made, and return what it gave then and now.
+) -> Verified:
+    """Train the run of a row again, as ``table1.json`` says it was made.
 
     A verification that was stopped goes on; one that has ended begins anew.
     """
@@ -177,14 +185,8 @@ def verify(
     again = runs / "verify"
     now = finished(config, images, again, command, progress, curve=False)["result"]
     shutil.rmtree(again / name)
-    return was, Result(**now)
-
-
-def differing(was: Result, now: Result) -> dict[str, tuple[Any, Any]]:
-    """In what two runs differ, as far as the table shows it: all but their time, and what it did not show then."""
-    shown = {name for name in asdict(was) if name != "seconds"}
-    pairs = {name: tuple(as_written(getattr(row, name)) for row in (was, now)) for name in sorted(shown)}
-    return {name: (before, after) for name, (before, after) in pairs.items() if before not in (after, "nan")}
+    rounding = {each: (entries[name].get(each, "unknown"), after) for each, after in arithmetic().items()}
+    return Verified(was, Result(**now), {each: pair for each, pair in rounding.items() if pair[0] != pair[1]})
 
 
 def seconds_to(error: float, config: Config, runs: Path) -> float | None:

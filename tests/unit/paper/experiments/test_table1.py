@@ -16,6 +16,7 @@ from bayesbackprop.callbacks import Callback
 from bayesbackprop_paper.experiments import mnist, page, table1, table2
 from bayesbackprop_paper.experiments.mnist import Config, Result
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, METRICS
+from bayesbackprop_paper.experiments.records import arithmetic
 from table1_rows import COLUMNS, row
 
 pytestmark = pytest.mark.identities
@@ -229,29 +230,42 @@ def test_a_row_is_verified_by_training_it_again(tmp_path: Path) -> None:
     rows, _ = reproduce(tmp_path, [warm, *table1.cells(["sgd"], [8], [0])])
     where = digits.images(), tmp_path / "runs", tmp_path / "results"
     ran: list[str] = []
+    verified: list[table1.Verified] = []
 
     def verify(name: str) -> dict[str, tuple[Any, Any]]:
         def progress(title: str) -> Callback:
             ran.append(title)
             return Callback()
 
-        return table1.differing(*table1.verify(name, *where, "bbb again", progress))
+        verified.append(table1.verify(name, *where, "bbb again", progress))
+        return verified[-1].differing()
 
     assert verify(table1.name_of(warm)) == {}
+    assert verified[-1].arithmetic == {}
     assert ran == [table1.name_of(dropout), table1.name_of(warm)]  # all of it was trained
     # A row that says something else is noticed, and so is one that was made by other settings.
     changed = [replace(row, test_error=row.test_error + 1, seconds=0.0) for row in rows]
     table1.write(tmp_path / "results" / "table1.csv", changed)
-    (name,) = {name for name in json.loads((tmp_path / "results" / "table1.json").read_text()) if "sgd" in name}
+    path = tmp_path / "results" / "table1.json"
+    made = json.loads(path.read_text())
+    (name,) = {name for name in made if "sgd" in name}
+    made[name] |= {"instructions": "abacus"}
+    del made[name]["torch"]
+    path.write_text(json.dumps(made))
     assert verify(name).keys() == {"test_error"}
+    now = arithmetic()
+    assert verified[-1].arithmetic == {
+        "instructions": ("abacus", now["instructions"]),
+        "torch": ("unknown", now["torch"]),
+    }
     with pytest.raises(ValueError, match="'name' parameter of verify must be a row of"):
         verify("nothing")
 
 
 def test_a_score_that_an_old_row_does_not_have_is_not_compared() -> None:
     old = row(test_nll=math.nan, test_ece=math.nan, seconds=1.0)
-    assert table1.differing(old, row()) == {}
-    assert table1.differing(old, row(test_error=1.84)) == {"test_error": ("1.83", "1.84")}
+    assert table1.Verified(old, row(), {}).differing() == {}
+    assert table1.Verified(old, row(test_error=1.84), {}).differing() == {"test_error": ("1.83", "1.84")}
 
 
 @pytest.mark.usefixtures("small")
