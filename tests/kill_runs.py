@@ -104,6 +104,7 @@ def survive(name: str, folder: Path, *, seed: int, kills: int) -> Outcome:
         if outcome.kills >= kills or outcome.problems:
             break
         place, left, code = folder / str(number), min(KILLS_OF_A_RUN, kills - outcome.kills), None
+        sent = list[Moment]()
         while code != 0:
             moments = [
                 Moment(chance.uniform(0, length), chance.choice(SIGNALS), chance.randrange(2)) for _ in range(left)
@@ -112,6 +113,7 @@ def survive(name: str, folder: Path, *, seed: int, kills: int) -> Outcome:
             end = case.attempt(moments, place)
             left, code = left - len(end.sent), end.code
             outcome.kills += len(end.sent)
+            sent += end.sent
             if code is None or code not in ENDS | {0} or (code and not end.sent) or "Traceback" in end.said:
                 outcome.problems.append(f"run {number}: {end.sent}: ended with {code}: {end.said[-SAID:]}")
                 break
@@ -121,7 +123,7 @@ def survive(name: str, folder: Path, *, seed: int, kills: int) -> Outcome:
             if case.fingerprint(place) == expected:
                 outcome.equal += 1
             else:
-                outcome.problems.append(f"run {number}: another result than undisturbed")
+                outcome.problems.append(f"run {number}: {sent}: another result than undisturbed")
         shutil.rmtree(place, ignore_errors=True)
     outcome.seconds = time.monotonic() - began
     return outcome
@@ -161,9 +163,11 @@ def forked(
                 alive, since = sorted(found), now
                 known |= set(found)
             if left and alive and now - since > left[0].seconds:
+                victim = alive[left[0].rank % len(alive)]
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(alive[left[0].rank % len(alive)], left[0].number)
-                    sent.append(left[0])
+                    if not has_ended(folder, victim).exists():
+                        os.kill(victim, left[0].number)
+                        sent.append(left[0])
                 alive = []
             time.sleep(0.002)
     finally:
@@ -237,7 +241,7 @@ def under_torchrun(run: Callable[[Path], None], moments: list[Moment], folder: P
 
     end = forked(launch, moments, folder, ranks_of)
     # torchrun reports ranks that it started again with tracebacks of its own.
-    return end if end.code else end._replace(said="")
+    return end._replace(said="") if end.code == 0 else end
 
 
 def _be_rank(run: Callable[[Path], None], folder: Path) -> None:
@@ -247,6 +251,16 @@ def _be_rank(run: Callable[[Path], None], folder: Path) -> None:
     except SystemExit as error:
         if error.code:  # else the launcher would wait for what this returns
             raise
+    has_ended(folder, os.getpid()).touch()
+
+
+def has_ended(folder: Path, process: int) -> Path:
+    """Where a rank leaves word that it has done all of its work.
+
+    What follows is torch's: ranks that are functions wait for each other at an event, and one that is killed there
+    hangs the launcher for ever. The ranks of the command ``torchrun`` are programs, which have no such event.
+    """
+    return folder.parent / f"{process}.ended"
 
 
 def ranks_of(process: int) -> list[int]:

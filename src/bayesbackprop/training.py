@@ -265,14 +265,15 @@ def fit(
         # Another thread that saves the model, or copies it, does so before a step or after it.
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
-        if isinstance(model, Bayesian) and not run.goes_on:  # the checkpoint is of a run that is over
+        choose: Callable[[Any], None] = model.choose_estimator if isinstance(model, Bayesian) else _ignore
+        if not run.goes_on:  # the checkpoint is of a run that is over
             for inputs, *_ in itertools.islice(batches, 1):
-                model.choose_estimator(inputs)
+                choose(inputs)
         while run.goes_on:
             if run.steps is None and run.epoch:  # of a stream it is known when it has been seen
                 run.steps = (run.step - math.ceil(run.taken / accumulate)) // run.epoch
             started = time.perf_counter() - run.seconds
-            left = _batches_left(batches, run, place)
+            left = _batches_left(batches, run, place, choose)
             while group := list(itertools.islice(left, accumulate)):
                 if interrupted():
                     run.interrupted = True
@@ -281,8 +282,6 @@ def fit(
                 # The gradient of the mean cost of all examples of the group.
                 examples = sum(size for *_, size in group)
                 cost_before, examples_before = run.sums.get("cost", 0.0), run.examples
-                if isinstance(model, Bayesian):
-                    model.choose_estimator(group[0][0])
                 if minimise is None:
                     optimiser.zero_grad()
                 for number, (inputs, targets, weights, size) in enumerate(group):
@@ -445,8 +444,17 @@ def _rate(run: Run, step: int) -> float:
     return 1.0 if run.steps is None else falling(step, run.epochs * run.steps / 2, run.epochs * run.steps)
 
 
-def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Iterator["_Batch"]:
-    """The batches of the running epoch without those that it had before it was resumed."""
+def _ignore(inputs: Any) -> None:
+    """What there is to do with the inputs of a model that has nothing to choose."""
+
+
+def _batches_left(
+    batches: Iterable[Any], run: Run, device: torch.device, look: Callable[[Any], None]
+) -> Iterator["_Batch"]:
+    """The batches of the running epoch without those that it had before it was resumed.
+
+    ``look`` gets the inputs of the epoch's first batch even so: a run may be resumed when none is left.
+    """
     owners: list[Any] = [batches, getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None)]
     for owner in owners:
         if hasattr(owner, "set_epoch"):
@@ -460,8 +468,13 @@ def _batches_left(batches: Iterable[Any], run: Run, device: torch.device) -> Ite
             batch = next(iterator)
         except StopIteration:
             break
+        if number and number < had:
+            continue
+        prepared = _prepared(batch, device)
+        if number == 0:
+            look(prepared[0])
         if number >= had:
-            yield _prepared(batch, device)
+            yield prepared
     if number == 0:
         constraint = f"an iterable that has batches in each of {run.epochs} epochs"
         raise invalid("batches", "fit", constraint, Described(f"none in epoch {run.epoch + 1}"))

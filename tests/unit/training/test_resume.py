@@ -218,6 +218,25 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(step: int, tmp_p
         assert records == [{**record, "seconds": 0} for record in history]
 
 
+@pytest.mark.parametrize("step", [1, 13, 14])
+def test_a_run_that_goes_on_has_the_estimator_that_was_chosen(step: int, tmp_path: Path) -> None:
+    """Also when the last step was taken and only the end of the epoch is left, with no batch to choose by."""
+
+    class Killed(Callback):
+        def on_step(self, run: Run) -> None:
+            if run.step == step:
+                raise SystemExit
+
+    def trained(*callbacks: Callback) -> list[Any]:
+        network = bbb.Bayesian(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), bbb.Categorical(), seed=0)
+        fit(network, LOADERS["tensors"](), epochs=2, callbacks=callbacks, seed=4)
+        return [entry.estimator for entry in network.plan]
+
+    with pytest.raises(SystemExit):
+        trained(Checkpoint(tmp_path / "run", every=1), Killed())
+    assert trained(Checkpoint(tmp_path / "run")) == trained() == 4 * ["local"]
+
+
 def test_a_finished_run_does_nothing_more(tmp_path: Path) -> None:
     expected, history, count = run(tmp_path)
     before = (tmp_path / "run").read_bytes()
