@@ -163,6 +163,9 @@ def sparse(network: Bayesian | nn.Module) -> SparseNetwork:
     """
     if isinstance(network, Bayesian):
         network.check_about_mu("sparse")
+        if network.output is not None:
+            constraint = "one without output=, which is no part of the network: give its net, and apply output yourself"
+            raise invalid("network", "sparse", constraint, network.output)
     net = network.net if isinstance(network, Bayesian) else network
     chain = layers_of(net) if isinstance(net, nn.Module) else None
     if chain is None or not runs_only_forward(chain) or not any(type(module) is nn.Linear for module in chain):

@@ -199,6 +199,15 @@ def test_hooks_are_not_lost_silently() -> None:
         sparse(net)
 
 
+def test_what_picks_from_the_outputs_is_not_lost_silently() -> None:
+    model, x = Bayesian(mlp((2, 3)), Categorical(), output=lambda outputs: outputs[:, 1:]), torch.ones(4, 2)
+    with pytest.raises(ValueError, match="without output="):
+        sparse(model)
+    assert model.output is not None  # what the message says to do gives the prediction of the mean
+    picked = model.output(sparse(model.net)(x))
+    torch.testing.assert_close(picked.softmax(1), model.predict_mean(x).mean)
+
+
 # --- its file --------------------------------------------------------------------------------------------------------
 
 
