@@ -22,7 +22,7 @@ from bayesbackprop_paper.cli.bandit import live
 from bayesbackprop_paper.experiments import bandit, figures, mnist, page, regression, table1, table2
 from bayesbackprop_paper.experiments import search as experiments_search
 from bayesbackprop_paper.experiments.recipe import CHECKPOINT, Examples, progress
-from bayesbackprop_paper.experiments.records import locked, remember, write_line
+from bayesbackprop_paper.experiments.records import command, locked, remember, write_line
 
 app = typer.Typer(help="The tables and figures of the paper, one command each.", no_args_is_help=True)
 
@@ -73,7 +73,7 @@ class _Extent:
         return table1.cells(methods, self.units, range(self.seeds), temperatures, self.epochs)
 
     def run(self, configs: Sequence[mnist.Config], images: data.Images) -> list[mnist.Result]:
-        rows = table1.reproduce(configs, images, self.runs, self.results, _command(), progress)
+        rows = table1.reproduce(configs, images, self.runs, self.results, command(), progress)
         table1.draw(rows, self.results / "table1")
         return rows
 
@@ -151,7 +151,7 @@ def _verify(names: Sequence[str], runs: Path, results: Path) -> None:
     """Train rows of Table 1 again; the exit code is 1 if one is not the same."""
     console, images, changed = rich.console.Console(soft_wrap=True, highlight=False), data.mnist(), False
     for name in names:
-        verified = table1.verify(name, images, runs, results, _command(), progress)
+        verified = table1.verify(name, images, runs, results, command(), progress)
         differences = verified.differing()
         changed = changed or bool(differences)
         if not differences:
@@ -192,7 +192,7 @@ def _figure(
             _check_method(method, shown)
         extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
         line = draw(extent.trained(methods, data.mnist()), extent.results)
-        write_line(extent.results / f"{name}.json", line, _command())
+        write_line(extent.results / f"{name}.json", line, command())
         rich.console.Console().print(line)
         _wrote(extent.results, name)
 
@@ -231,7 +231,7 @@ def reproduce_table2(
         table2.write(path, [*table2.read(path), *found])
         table2.draw(table2.largest(table2.read(path)), extent.results / "table2")
         recipe = mnist.describe(next(iter(folders)))
-        remember(extent.results / "table2.json", f"{extent.units[0]} units", {"command": _command(), **recipe})
+        remember(extent.results / "table2.json", f"{extent.units[0]} units", {"command": command(), **recipe})
     columns = ("removed", "seed", "weights", "test error %", "paper", "bytes", "µs an image")
     table = rich.table.Table(*columns, title=f"2x{extent.units[0]}; the paper's: 2x1200")
     for row in found:
@@ -271,7 +271,7 @@ def reproduce_fig5(
         for method in regression.METHODS
     ]
     curves = {config: regression.fit(config) for config in tracked(configs, "fitting")}
-    rich.console.Console().print(regression.fig5(curves, results, _command()))
+    rich.console.Console().print(regression.fig5(curves, results, command()))
     _wrote(results, "fig5")
 
 
@@ -294,7 +294,7 @@ def reproduce_fig6(
     jobs = bandit.jobs_of("mushroom", bandit.GROUPS, numbers, steps, updates)
     with live(jobs) as says:
         points = bandit.run_all(jobs, runs / "bandit", cores, says)
-    rich.console.Console().print(bandit.fig6(points, results, _command()))
+    rich.console.Console().print(bandit.fig6(points, results, command()))
     _wrote(results, "fig6")
 
 
@@ -388,7 +388,7 @@ def train(
             says.print(f"To go on: the same command again, or bbb train --folder {shlex.quote(str(folder))} --resume")
             raise
         if leads:
-            mnist.write_result(config, folder, result, _command())
+            mnist.write_result(config, folder, result, command())
         says.print(f"Wrote {folder / mnist.MODEL}.")
     if not leads:
         return
@@ -497,10 +497,6 @@ def _show(rows: list[mnist.Result]) -> None:
         cells = (method, f"{temperature:g}", units, epochs, seeds, shown, "" if published is None else published)
         table.add_row(*map(str, cells))
     rich.console.Console().print(table)
-
-
-def _command() -> str:
-    return shlex.join(["bbb", *sys.argv[1:]])
 
 
 def set_threads(threads: int | None) -> None:

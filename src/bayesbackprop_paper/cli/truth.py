@@ -1,7 +1,5 @@
 """``bbb truth``: how near the library comes to what is known, and to what others reach."""
 
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +9,7 @@ import typer
 
 from bayesbackprop_paper.cli.reproduce import Threads, set_threads, tracked
 from bayesbackprop_paper.experiments import compression, defaults, lora, networks, nuts, ood, truth, truth_page, uci
+from bayesbackprop_paper.experiments.records import command
 
 app = typer.Typer(help="How near the library comes to what is known.", no_args_is_help=True)
 
@@ -37,9 +36,9 @@ def measured(
     name: str, runs: Sequence[truth.Run], measure: Callable[[truth.Run], truth.Figures], results: Path
 ) -> None:
     """Measure what is not in ``results/name.json`` yet, then write and print the table of all that is."""
-    path, command = results / f"{name}.json", _command()
+    path = results / f"{name}.json"
     missing = [run for run in runs if run.name not in truth.entries(path)]
-    found = truth.collect(path, tracked(missing, "measuring"), measure, command)
+    found = truth.collect(path, tracked(missing, "measuring"), measure, command())
     rich.console.Console().print(truth.write_table(path, found), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -196,7 +195,7 @@ def truth_picture(methods: Methods = None, results: Results = _RESULTS, threads:
     """
     set_threads(threads)
     names = chosen(methods, list(nuts.METHODS), "--method")
-    truth_page.draw_nuts(results, tracked(names, "fitting"), _command())
+    truth_page.draw_nuts(results, tracked(names, "fitting"), command())
 
 
 @app.command("page")
@@ -209,7 +208,3 @@ def truth_to_page(
     Example: `bbb truth page`
     """
     rich.console.Console().print(str(truth_page.write(results, docs)))
-
-
-def _command() -> str:
-    return shlex.join(["bbb", *sys.argv[1:]])

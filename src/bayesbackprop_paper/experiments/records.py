@@ -3,9 +3,12 @@
 import csv
 import io
 import json
+import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +54,19 @@ def remember(path: Path, name: str, entry: dict[str, Any]) -> None:
     entries = json.loads(path.read_text()) if path.exists() else {}
     entries[name] = entry
     write_atomically(path, json.dumps(entries, indent=1, sort_keys=True).encode())
+
+
+# Options that say where files are, which changes nothing in them.
+_PLACES = ("--runs", "--results")
+
+
+def command() -> str:
+    """The command that runs, as anyone may repeat it: without the folders that this one has."""
+    words = ["bbb"]
+    for before, word in pairwise(["", *sys.argv[1:]]):
+        if before not in _PLACES and word.partition("=")[0] not in _PLACES:
+            words.append(word)
+    return shlex.join(words)
 
 
 def arithmetic() -> dict[str, Any]:
