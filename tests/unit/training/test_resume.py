@@ -53,6 +53,17 @@ class Interrupt(Callback):
             signal.raise_signal(signal.SIGINT)
 
 
+class Killed(Callback):
+    """Ends the process within a step, and nothing is written any more."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, run: Run) -> None:
+        if run.step == self.step:
+            raise SystemExit
+
+
 class Count(Callback):
     """Has a state: numbers and a tensor."""
 
@@ -187,11 +198,6 @@ def test_a_run_goes_on_from_any_step(stop: int, tmp_path: Path) -> None:
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(step: int, tmp_path: Path) -> None:
     """Within an epoch, in the last step of one, and where the last group of an epoch is short."""
 
-    class Killed(Callback):
-        def on_step(self, run: Run) -> None:
-            if run.step == step:
-                raise SystemExit
-
     for every in (3, 7):
         expected, history, _ = run(None, accumulate=2, scheduler=None)
         folder = tmp_path / str(every)
@@ -212,7 +218,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(step: int, tmp_p
             return list(network.state_dict().values()), [{**record, "seconds": 0} for record in found]
 
         with pytest.raises(SystemExit):
-            again(Killed())
+            again(Killed(step))
         found, records = again()
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         assert records == [{**record, "seconds": 0} for record in history]
@@ -222,18 +228,13 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(step: int, tmp_p
 def test_a_run_that_goes_on_has_the_estimator_that_was_chosen(step: int, tmp_path: Path) -> None:
     """Also when the last step was taken and only the end of the epoch is left, with no batch to choose by."""
 
-    class Killed(Callback):
-        def on_step(self, run: Run) -> None:
-            if run.step == step:
-                raise SystemExit
-
     def trained(*callbacks: Callback) -> list[Any]:
         network = bbb.Bayesian(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), bbb.Categorical(), seed=0)
         fit(network, LOADERS["tensors"](), epochs=2, callbacks=callbacks, seed=4)
         return [entry.estimator for entry in network.plan]
 
     with pytest.raises(SystemExit):
-        trained(Checkpoint(tmp_path / "run", every=1), Killed())
+        trained(Checkpoint(tmp_path / "run", every=1), Killed(step))
     assert trained(Checkpoint(tmp_path / "run")) == trained() == 4 * ["local"]
 
 
