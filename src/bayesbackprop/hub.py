@@ -4,7 +4,9 @@ Nothing that is loaded runs code: the network is yours, and the file holds numbe
 """
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +25,7 @@ __all__ = ["from_pretrained", "push_to_hub", "save_pretrained"]
 # The file of a model. Adapters and networks of other libraries have files of their own beside it.
 POSTERIOR = "posterior.safetensors"
 _PAGE = "README.md"
+_REPOSITORY = re.compile(r"[\w.-]*\w(/\w[\w.-]*)?")
 
 _CARD = """---
 library_name: bayesbackprop
@@ -97,8 +100,12 @@ def from_pretrained(
     place = check_path("from_pretrained", source=source)
     check_type("from_pretrained", nn.Module, "a torch.nn.Module", net=net)
     if not place.is_dir():
-        download = _hub("from_pretrained").hf_hub_download
-        place = Path(download(str(source), POSTERIOR, revision=revision, token=token)).parent
+        hub = _hub("from_pretrained")
+        if not _REPOSITORY.fullmatch(str(source)):
+            constraint = 'a folder that is there, or the name of a repository of the hub, "user/model"'
+            raise invalid("source", "from_pretrained", constraint, str(source))
+        with _answering(hub):
+            place = Path(hub.hf_hub_download(str(source), POSTERIOR, revision=revision, token=token)).parent
     return load(place / POSTERIOR, net, likelihood=likelihood, prior=prior, output=output)
 
 
@@ -126,8 +133,9 @@ def push_to_hub(
     check_type("push_to_hub", Bayesian, "a Bayesian", model=model)
     check_text("push_to_hub", repository=repository, message=message)
     check_flag("push_to_hub", frozen=frozen, private=private)
-    hub = _hub("push_to_hub").HfApi(token=token)
-    with TemporaryDirectory() as folder:
+    library = _hub("push_to_hub")
+    hub = library.HfApi(token=token)
+    with TemporaryDirectory() as folder, _answering(library):
         here = Path(folder)
         save(model, here / POSTERIOR, frozen=frozen)
         hub.create_repo(repository, private=private, exist_ok=True)
@@ -142,6 +150,17 @@ def _card(model: Bayesian, title: str, source: str, frozen: bool) -> str:
     return _CARD.format(
         title=title, source=source, weights=weights, holds=holds, likelihood=model.likelihood, report=model.report()
     )
+
+
+@contextmanager
+def _answering(hub: Any) -> Iterator[None]:
+    """Within it, an error of the client before the hub has answered is named as that."""
+    try:
+        yield
+    except (hub.errors.HfHubHTTPError, ValueError, OSError):
+        raise  # the hub has answered, or the name or a file is at fault
+    except Exception as error:
+        raise ConnectionError(f"The hub of Hugging Face could not be reached: {error}") from error
 
 
 def _hub(owner: str) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesbackprop._batches import Data, call_arguments
 from bayesbackprop._decay import watch
-from bayesbackprop._engine import Draw, Engine, Estimator, divided, evaluating, kind_of, lock
+from bayesbackprop._engine import Draw, Engine, Estimator, divided, evaluating, kind_of, lock, memo_of
 from bayesbackprop._errors import (
     INT64,
     Described,
@@ -109,6 +109,9 @@ class Bayesian(nn.Module):
         known = "a Likelihood, such as Categorical() or Gaussian(0.1)"
         check_type("Bayesian", Likelihood, known, likelihood=likelihood)
         check_output("Bayesian", output)
+        if is_meta(likelihood):
+            constraint = "in memory, with its values: make it outside of torch.device('meta')"
+            raise invalid("likelihood", "Bayesian", constraint, Described("one on the meta device"))
         self.net = net
         self.likelihood = likelihood
         self._output = output
@@ -402,6 +405,11 @@ class Bayesian(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Bayesian":
         """What ``.half()`` and the like go through: the rho of constant weights stays finite in a narrower type."""
+        if self._sigmas and not fn(torch.empty((), device="meta")).is_meta:
+            raise RuntimeError(
+                "A module that contains this model gives it memory, without the values that the spreads start with. "
+                "Call to_empty(device=...) of the Bayesian itself."
+            )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._engines = {}  # which hold on to nodes of autograd of the dtype and the device that were
         self._check_priors()
@@ -439,6 +447,7 @@ class Bayesian(nn.Module):
         with lock(self.net):  # while it runs on drawn weights, a recurrent layer cannot be copied
             made = type(self).__new__(type(self))
             memo[id(self)] = made
+            memo |= memo_of(self)
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
             return made
 

@@ -32,7 +32,7 @@ from torch.utils._pytree import (
 
 from bayesbackprop import noise
 from bayesbackprop._batches import arguments, check_arguments
-from bayesbackprop._engine import lock
+from bayesbackprop._engine import lock, memo_of
 from bayesbackprop._errors import Described, check_batch, check_flag, check_path, check_type, check_whole, invalid
 from bayesbackprop._files import write_atomically
 from bayesbackprop._meta import check_in_memory
@@ -174,6 +174,8 @@ def save_onnx(
     check_type("save_onnx", Bayesian | Ensemble | nn.Module, _KNOWN, network=network)
     _check_installed()
     module = _module_of(network)
+    if int8 and isinstance(module, DrawnNetwork):
+        raise invalid("int8", "save_onnx", "False for a DrawnNetwork, whose weights are drawn when the file runs", True)
     args, kwargs = arguments(inputs, "save_onnx")
     check_arguments("save_onnx", args, kwargs)
     _check_inputs((args, kwargs))
@@ -201,7 +203,7 @@ def save_onnx(
 def _frozen(module: Any) -> Any:
     """A copy in evaluation mode that nobody trains."""
     with lock(module.net if isinstance(module, Bayesian) else module):
-        copied = copy.deepcopy(module)
+        copied = copy.deepcopy(module, memo_of(module))
     return copied.eval().requires_grad_(False)
 
 

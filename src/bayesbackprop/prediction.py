@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bayesbackprop._batches import call_arguments, hint_for
 from bayesbackprop._distributions import StudentT, as_column
-from bayesbackprop._engine import Slots, evaluating, lock, over_draws, substituting
+from bayesbackprop._engine import OF_ALL_MODULES, Slots, evaluating, lock, memo_of, over_draws, substituting
 from bayesbackprop._errors import (
     Described,
     check_batch,
@@ -50,8 +50,6 @@ _CHUNK = 2**22
 # The random functions that torch's distributions call in ``sample``, and ``randint``.
 _RANDOM = {"bernoulli", "binomial", "cauchy_", "exponential_", "geometric_", "multinomial", "normal", "normal_"}
 _RANDOM |= {"poisson", "rand", "randint", "uniform_", "_sample_dirichlet", "_standard_gamma"}
-# The attributes that every module has.
-_OF_ALL_MODULES = frozenset(vars(nn.Module()))
 # How often the bracket around a quantile may be halved, which is more than the bits of a double. Before that it may be
 # doubled until it spans all doubles.
 _HALVINGS, _DOUBLINGS = 60, 2100
@@ -473,7 +471,7 @@ def predicting(net: nn.Module) -> Iterator[None]:
             for module in net.modules():
                 revive(module._buffers, seen)
                 for name, value in list(vars(module).items()):
-                    if name not in _OF_ALL_MODULES and (revived := revive(value, seen)) is not value:
+                    if name not in OF_ALL_MODULES and (revived := revive(value, seen)) is not value:
                         vars(module)[name] = revived
 
 
@@ -517,7 +515,7 @@ class Ensemble:
             constraint = f"a mapping from names of the network's {list(parameters)} to draws of them, [draws, ...]"
             raise invalid("weights", "Ensemble", constraint, weights)
         with lock(net):
-            self.net = copy.deepcopy(net)  # parameters without draws must not change either
+            self.net = copy.deepcopy(net, memo_of(net))  # parameters without draws must not change either
         self.likelihood = copy.deepcopy(likelihood)
         self.weights, self.output = dict(weights), output
         self._slots = Slots(self.net, list(self.weights))

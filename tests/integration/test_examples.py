@@ -158,6 +158,7 @@ def test_lightning_goes_on_as_if_it_had_not_been_stopped(folder: Path) -> None:
         torch.testing.assert_close(two[part], one[part], rtol=0, atol=0)
 
 
+@pytest.mark.supports("Training", "Lightning in bf16, accumulated", "resumed bit for bit")
 def test_lightning_in_bf16_with_accumulated_gradients_goes_on_too(folder: Path) -> None:
     whole, stopped, resumed = (printed(folder, f"lightning bf16 {run}") for run in ("whole", "parts", "resumed"))
     assert resumed == whole != stopped
@@ -171,6 +172,7 @@ def test_lightning_in_bf16_with_accumulated_gradients_goes_on_too(folder: Path) 
     assert {tensor.dtype for tensor in one["state_dict"].values()} == {torch.float32, torch.int64}  # bf16 runs it alone
 
 
+@pytest.mark.supports("Training", "Accelerate in bf16, accumulated", "resumed bit for bit")
 def test_accelerate_in_bf16_with_accumulated_gradients_goes_on_as_if_it_had_not_been_stopped(folder: Path) -> None:
     whole, stopped, resumed = (printed(folder, f"accelerate {run}") for run in ("whole", "stopped", "resumed"))
     accuracy, unknown = numbers(r"accuracy ([\d.]+)%, not known ([\d.]+)", whole)
@@ -187,6 +189,7 @@ def test_accelerate_in_bf16_with_accumulated_gradients_goes_on_as_if_it_had_not_
         torch.testing.assert_close(each[1], each[0], rtol=0, atol=0)
 
 
+@pytest.mark.supports("Training", "the Trainer of transformers, Bayesian LoRA", "resumed bit for bit")
 def test_bayesian_lora_by_the_trainer_goes_on_as_if_it_had_not_been_stopped(folder: Path) -> None:
     whole, stopped, resumed = (printed(folder, f"lora {run}") for run in ("whole", "stopped", "resumed"))
     for output in (whole, stopped, resumed):

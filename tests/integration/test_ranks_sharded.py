@@ -282,6 +282,7 @@ def ranks(folder: str) -> list[dict[str, Any]]:
     return [torch.load(f"{folder}/{rank}") for rank in range(RANKS)]
 
 
+@pytest.mark.supports("Training", "fully_shard (FSDP2)", "two ranks are two of DistributedDataParallel")
 @pytest.mark.parametrize("case", list(CASES))
 def test_sharded_ranks_are_ranks_in_parallel(case: str, ranks: list[dict[str, Any]]) -> None:
     """Costs, gradients and parameters of each step, where each rank has a batch of its own."""
@@ -302,6 +303,7 @@ def test_two_sharded_ranks_are_one_process_with_twice_the_draws(case: str, ranks
         torch.testing.assert_close(costs, one["cost"])
 
 
+@pytest.mark.supports("Large networks", "fully_shard (FSDP2)", "a rank keeps half")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rank_keeps_half(way: str, folder: str) -> None:
     for rank in range(RANKS):

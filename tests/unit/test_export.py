@@ -232,6 +232,7 @@ def test_any_matrix_is_read_as_it_was_written(density: float) -> None:
         assert sum(tensor.nbytes for tensor in encoded.values()) <= matrix.nbytes
 
 
+@pytest.mark.supports("Files and formats", "sparse files", "a pruned network in a fifteenth")
 def test_ninety_eight_percent_pruned_is_fifteen_times_smaller(tmp_path: Path) -> None:
     model = Bayesian(mlp((784, 1200, 1200, 10)), Categorical())
     safetensors.torch.save_file(model.net.state_dict(), tmp_path / "dense")

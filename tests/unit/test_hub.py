@@ -78,6 +78,7 @@ def test_the_stub_takes_what_the_hub_takes() -> None:
     assert "commit_url" in huggingface_hub.CommitInfo.__dataclass_fields__
 
 
+@pytest.mark.supports("Files and formats", "save_pretrained, from_pretrained", "a folder")
 def test_a_folder_gives_back_what_was_written(tmp_path: Path) -> None:
     model = make_model()
     bbb.save_pretrained(model, tmp_path / "new" / "folder")
@@ -124,6 +125,7 @@ def test_what_was_left_out_is_not_taken_from_the_meta_device(tmp_path: Path) -> 
         bbb.from_pretrained(tmp_path, empty)
 
 
+@pytest.mark.supports("Files and formats", "push_to_hub, from_pretrained", "with a stub in place of the hub")
 def test_the_hub_gives_back_what_was_put_there(hub: Hub) -> None:
     model = make_model()
     assert bbb.push_to_hub(model, "me/it", private=True, token="t", message="one") == "https://hub/me/it/commit/1"
@@ -159,3 +161,24 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r'from_pretrained needs huggingface_hub: pip install "bayesbackprop\[hub\]"'):
         bbb.from_pretrained("me/it", make_net())
+
+
+@pytest.mark.parametrize("source", ["./nothing", "/nothing/here", "a/b/c", "a b"])
+def test_a_folder_that_is_missing_is_no_repository(source: str, hub: Hub) -> None:
+    with pytest.raises(ValueError, match="'source' parameter of from_pretrained must be a folder that is there"):
+        bbb.from_pretrained(source, make_net())
+    assert not hub.calls
+
+
+def test_a_hub_that_does_not_answer_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    class UnreachableError(Exception):
+        """As those of the client that the hub's library uses."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise UnreachableError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(hub, "create_repo", fail)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    for call in (lambda: bbb.push_to_hub(make_model(), "me/it"), lambda: bbb.from_pretrained("me/it", make_net())):
+        with pytest.raises(ConnectionError, match=r"hub of Hugging Face could not be reached: .*Name or service"):
+            call()

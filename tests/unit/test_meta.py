@@ -113,3 +113,23 @@ def test_without_memory_there_is_nothing_to_use(use: str, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"in memory: to_empty\(device=...\) first"):
         calls[use]()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_likelihood_without_values_is_refused() -> None:
+    """Its learnt numbers would be whatever was in the memory that it gets."""
+    with torch.device("meta"), pytest.raises(ValueError, match="'likelihood' parameter of Bayesian must be in memory"):
+        bbb.Bayesian(nn.Linear(3, 1), bbb.Gaussian("learnt"))
+
+
+def test_memory_from_outside_is_refused() -> None:
+    """It would leave rho as whatever was there."""
+    with torch.device("meta"):
+        net = nn.Linear(3, 1)
+    model = bbb.Bayesian(net, bbb.Gaussian("learnt"), sigma=0.05)
+    whole = nn.ModuleDict({"model": model})
+    with pytest.raises(RuntimeError, match="Call to_empty"):
+        whole.to_empty(device="cpu")
+    whole.double()  # a type is no memory
+    model.to_empty(device="cpu")
+    torch.testing.assert_close(model.posterior["weight"].sigma, torch.full((1, 3), 0.05, dtype=torch.float64))
+    whole.to_empty(device="cpu")  # as torch does it, for a model that had its values

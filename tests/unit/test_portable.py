@@ -113,6 +113,7 @@ def test_all_three_give_what_output_picks(tmp_path: Path) -> None:
 # --- torch.export -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.supports("Files and formats", "torch.export", "the mean, a draw by its index, a kept ensemble")
 @exporting
 def test_torch_export_takes_all_three(tmp_path: Path) -> None:
     model, x = fully_connected(bbb.Categorical()), torch.randn(5, 4)
@@ -135,6 +136,7 @@ def test_torch_export_takes_all_three(tmp_path: Path) -> None:
 # --- ONNX -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.supports("Files and formats", "ONNX of the mean", "onnxruntime computes what torch does")
 def test_onnx_of_the_mean(tmp_path: Path) -> None:
     model, longer = fully_connected(bbb.Categorical()), torch.randn(9, 4)
     assert bbb.save_onnx(model, tmp_path / "mean.onnx", torch.randn(1, 4)) < CLOSE  # one row stands for any number
@@ -153,6 +155,7 @@ def test_writing_a_file_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.supports("Files and formats", "ONNX of a draw", "its index is an input")
 def test_onnx_of_a_draw_by_its_index(tmp_path: Path) -> None:
     """Also of the last index there is, whose word has all bits set."""
     model, longer = fully_connected(bbb.Categorical()), torch.randn(9, 4)
@@ -177,6 +180,7 @@ def test_onnx_of_a_draw_of_convolutions_and_inputs_by_name(tmp_path: Path) -> No
     assert_close(output, model.ensemble(4)(**inputs)[3])
 
 
+@pytest.mark.supports("Files and formats", "ONNX of an ensemble", "mean, variance and epistemic part")
 @pytest.mark.parametrize(
     "likelihood",
     [bbb.Categorical(), bbb.Gaussian("learnt"), bbb.NegativeBinomial(), bbb.StudentT(5.0)],
@@ -234,6 +238,7 @@ def test_outputs_may_have_any_name(names: tuple[str, ...], found: list[str], tmp
         assert_close(got, wanted)
 
 
+@pytest.mark.supports("Files and formats", "ONNX of a pruned network", "in 32 and in 8 bits")
 def test_onnx_of_what_pruning_left_in_32_and_8_bits(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 10))
@@ -301,3 +306,10 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r'needs onnxscript: pip install "bayesbackprop\[onnx\]"'):
         bbb.save_onnx(fully_connected(bbb.Categorical()), tmp_path / "x.onnx", torch.randn(3, 4))
+
+
+def test_weights_that_are_drawn_when_the_file_runs_have_no_8_bits(tmp_path: Path) -> None:
+    model = bbb.Bayesian(nn.Linear(3, 2), bbb.Categorical(), seed=0)
+    with pytest.raises(ValueError, match="'int8' parameter of save_onnx must be False for a DrawnNetwork"):
+        bbb.save_onnx(bbb.DrawnNetwork(model), tmp_path / "x.onnx", torch.ones(4, 3), int8=True)
+    assert not list(tmp_path.iterdir())

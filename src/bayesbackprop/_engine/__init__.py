@@ -3,6 +3,7 @@
 README.md, beside this file, is the page for the engineer who opens it.
 """
 
+from bayesbackprop._engine.attributes import OF_ALL_MODULES, memo_of
 from bayesbackprop._engine.cpu import Taker, plain_kernels
 from bayesbackprop._engine.executors import Draw, Engine, costs
 from bayesbackprop._engine.joint import kind_of
@@ -14,6 +15,7 @@ from bayesbackprop._engine.substitution import Slots, call_with, evaluating, loc
 
 __all__ = [
     "ESTIMATORS",
+    "OF_ALL_MODULES",
     "Draw",
     "Engine",
     "Estimator",
@@ -29,6 +31,7 @@ __all__ = [
     "is_divided",
     "kind_of",
     "lock",
+    "memo_of",
     "normalising",
     "over_draws",
     "plain_kernels",

@@ -5,6 +5,7 @@ An :class:`Executor` runs a call, or answers ``NotImplemented``; autograd, or a 
 path is one class and one entry of that list.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +26,7 @@ from bayesbackprop._engine.rules import Estimator, Rules
 from bayesbackprop._engine.statistics import counted_once, normalising, unmoved
 from bayesbackprop._engine.substitution import Slots, call_with, kept_accumulators, over_draws, substituting
 from bayesbackprop._errors import invalid, tensor_shape
-from bayesbackprop._trees import has_objects, own_objects
+from bayesbackprop._trees import has_objects, own_objects, tensors_in
 from bayesbackprop.families import Family
 from bayesbackprop.likelihoods import Likelihood
 from bayesbackprop.noise import Key, Role, stream
@@ -219,8 +220,8 @@ class Draw:
         """What the network's output at this draw is differentiated by: all weights, and mu and rho where rules are."""
         of_rules = (self.engine.parameters.by_name[name].q for name in self.engine.rules)
         with torch._C.DisableTorchFunction():  # the rules, which would take the means for weights; no public name
-            _ = self.weights
-        return [*self.weights.values(), *(tensor for q in of_rules for tensor in q)]
+            # Under the rules a hook for saved tensors would do so as well: it gets tensors that they do not know.
+            return [*self.weights.values(), *(tensor.view_as(tensor) for q in of_rules for tensor in q)]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "Draw":
         """The same draw with these in the place of its :meth:`tensors`."""
@@ -323,6 +324,10 @@ class Executor(ABC):
         """
 
 
+# How large sigma must be beside |mu| for a draw to differ from another in the first digits of a float.
+_SEEN = 1e-4
+
+
 class AnyModule(Executor):
     """Any network: called with drawn weights in place of its parameters, under the estimators' rules if there are."""
 
@@ -367,7 +372,19 @@ class AnyModule(Executor):
                 with self._rules(Draw(engine, key._replace(draw=index), moments=moments)):
                     return engine.pick(call(weights, *given))
 
-            return over_draws(run, chunk, draws, memory, engine.shared.needs, (args, kwargs))
+            found = over_draws(run, chunk, draws, memory, engine.shared.needs, (args, kwargs))
+        if draws > 1 and all(torch.equal(each[0], each[1]) for each in tensors_in(found)):
+            self._warn_of_equal_draws()
+        return found
+
+    def _warn_of_equal_draws(self) -> None:
+        """If the weights differ by so much that the outputs should."""
+        if any((moments.deviation > _SEEN * moments.mean.abs()).any() for moments in self._engine.moments().values()):
+            warnings.warn(
+                "Two draws of the weights gave the same outputs, bit for bit. Does the network use weights that it has "
+                "kept from an earlier call, in an attribute say? Then it must forget them before each call.",
+                stacklevel=2,
+            )
 
     def _rules(self, draw: Draw) -> AbstractContextManager[Any]:
         engine = self._engine

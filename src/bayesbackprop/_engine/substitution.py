@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -112,6 +113,11 @@ def substituting(
 ) -> Iterator[Callable[[Sequence[Tensor], tuple[Any, ...], dict[str, Any]], Any]]:
     """Within it, :func:`call_with` for many calls: to make place for weights takes longer than to put them there."""
     net = slots.root
+    if parametrize._cache_enabled:
+        raise RuntimeError(
+            "The network runs on drawn weights inside torch.nn.utils.parametrize.cached(), which would keep those of "
+            "one draw for all others and for the mean. Leave that block first."
+        )
     run = net if part is None else part
     places: list[tuple[_Place, list[Slot]]] = []
 

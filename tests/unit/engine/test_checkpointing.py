@@ -81,6 +81,7 @@ def _compare(net: Checkpointed, estimator: str, **options: Any) -> None:
     assert all(gradient is not None and gradient.any() for gradient in got)
 
 
+@pytest.mark.supports("Training", "activation checkpointing", "both modes, the three estimators")
 @pytest.mark.equivalence
 @each_estimator
 @each_mode
@@ -439,3 +440,25 @@ def test_batch_normalisation_counts_a_batch_once(estimator: Any, use_reentrant: 
         statistics.append(net.part[1].state_dict())
         assert net.part[1].num_batches_tracked == 1
     torch.testing.assert_close(statistics[0], statistics[1])
+
+
+@pytest.mark.equivalence
+@each_estimator
+@each_mode
+@pytest.mark.parametrize("pack", [torch.Tensor.clone, lambda tensor: tensor], ids=["copied", "the same"])
+def test_hooks_may_copy_what_is_saved(pack: Any, estimator: str, use_reentrant: bool) -> None:
+    """As ``save_on_cpu`` does. They run where a mean that is copied would be taken for a weight that is used."""
+    found = []
+    for mode in (None, use_reentrant):
+        net = Deep(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        net.mode = mode
+        model = wrap(net, estimator)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model.draw(1)(torch.ones(5, 3, dtype=torch.float64, requires_grad=True))
+        output.square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    torch.testing.assert_close(found[1], found[0])
+    assert all(gradient.any() for gradient in found[0])

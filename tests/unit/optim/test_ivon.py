@@ -109,6 +109,7 @@ def test_its_steps_are_those_of_the_paper(case: dict[str, Any]) -> None:
         torch.testing.assert_close((q.mu.detach(), q.sigma.detach()), expected[name], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.supports("Training", "IVON", "the steps of its authors' package")
 @pytest.mark.equivalence
 def test_its_steps_are_those_of_the_package_of_its_authors(monkeypatch: pytest.MonkeyPatch) -> None:
     ivon = pytest.importorskip("ivon")

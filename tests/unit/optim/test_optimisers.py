@@ -110,6 +110,9 @@ def parameters_of(free_energy: FreeEnergy) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in free_energy.parameters()]
 
 
+@pytest.mark.supports(
+    "Training", "optimisers of torch and schedule-free", "plain, fused, foreach; Muon; no decay of rho"
+)
 @pytest.mark.learning
 @pytest.mark.parametrize("make", OPTIMISERS.values(), ids=list(OPTIMISERS))
 def test_it_lowers_the_free_energy_and_trains_every_parameter(make: Callable[[FreeEnergy], Made]) -> None:
@@ -148,6 +151,7 @@ def test_it_has_every_parameter_once_and_decays_no_rho(make: Callable[[FreeEnerg
 # --- LBFGS -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.supports("Training", "LBFGS with a line search", "`step=` holds the noise")
 @pytest.mark.learning
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_with_the_noise_of_one_step_lbfgs_finds_a_minimum(search: str | None) -> None:
