@@ -259,7 +259,7 @@ def verdicts(found: Mapping[str, Any]) -> str:
         behind = min(ours) - min(means["error %"].values())
         lines.append(
             f"{task}: of the single networks, {nll} has the lowest NLL and {ece} the lowest ECE; "
-            f"the lowest error of ours is {behind:.2f} above the lowest of all."
+            f"the lowest error of ours is {behind:.2f} above the lowest of these."
         )
     return "\n".join(lines) + "\n"
 

@@ -145,5 +145,5 @@ def test_the_verdict_leaves_out_ensembles_and_goes_by_means() -> None:
     text = networks.verdicts({str(number): row for number, row in enumerate(rows)})
     assert text == (
         "digits: of the single networks, ours, diagonal has the lowest NLL and MC dropout the lowest ECE; "
-        "the lowest error of ours is 0.15 above the lowest of all.\n"
+        "the lowest error of ours is 0.15 above the lowest of these.\n"
     )
