@@ -131,6 +131,19 @@ def _train_gathered(objective: bbb.FreeEnergy) -> None:
         objective(X, Y).backward()
 
 
+COPIES: dict[str, Callable[[bbb.Bayesian], object]] = {
+    "an ensemble": lambda model: model.ensemble(3),
+    "a pruned copy": lambda model: bbb.prune(model, 0.5),
+    "the mean": bbb.mean_network,
+    "a draw": bbb.DrawnNetwork,
+}
+
+
+def _copied(objective: bbb.FreeEnergy, copied: Callable[[bbb.Bayesian], object]) -> None:
+    with bbb.unsharded(objective):
+        copied(objective.model)
+
+
 def _goes_on_after_a_bad_batch(objective: bbb.FreeEnergy) -> None:
     with pytest.raises(ValueError, match="finite"):
         objective(X / 0, Y)
@@ -223,6 +236,13 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: _all_sharded(lambda objective: bbb.save(objective.model, os.devnull)),
         "The 'model' parameter of save must be whole on each rank",
     ),
+    **{
+        f"{name} of a network with a divided layer": (
+            lambda copied=copied: _all_sharded(lambda objective: _copied(objective, copied)),  # type: ignore[misc]
+            "The 'net' parameter of a copy must be whole where it is copied: save the model inside unsharded",
+        )
+        for name, copied in COPIES.items()
+    },
     "fitting a sharded objective": (
         lambda: _all_sharded(lambda objective: bbb.fit(objective, [(X, Y)], epochs=1)),
         "The 'model' parameter of fit must be whole on each rank",

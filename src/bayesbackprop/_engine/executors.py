@@ -373,13 +373,15 @@ class AnyModule(Executor):
                     return engine.pick(call(weights, *given))
 
             found = over_draws(run, chunk, draws, memory, engine.shared.needs, (args, kwargs))
-        if draws > 1 and all(torch.equal(each[0], each[1]) for each in tensors_in(found)):
-            self._warn_of_equal_draws()
+        if draws > 1 and device.type != "meta" and all(torch.equal(each[0], each[1]) for each in tensors_in(found)):
+            self._look_at_equal_draws(found)
         return found
 
-    def _warn_of_equal_draws(self) -> None:
-        """If the weights differ by so much that the outputs should."""
-        if any((moments.deviation > _SEEN * moments.mean.abs()).any() for moments in self._engine.moments().values()):
+    def _look_at_equal_draws(self, found: Any) -> None:
+        """Warn if the outputs are no constant, and the weights differ by so much that they should."""
+        if any((each[0] != each[0].flatten()[:1]).any() for each in tensors_in(found)) and any(
+            (moments.deviation > _SEEN * moments.mean.abs()).any() for moments in self._engine.moments().values()
+        ):
             warnings.warn(
                 "Two draws of the weights gave the same outputs, bit for bit. Does the network use weights that it has "
                 "kept from an earlier call, in an attribute say? Then it must forget them before each call.",

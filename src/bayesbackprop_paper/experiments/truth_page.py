@@ -27,10 +27,10 @@ _LEVEL = ("coverage", "in ", "acceptance", "R-hat", "confidence - accuracy")
 _HEAD = """# Truth
 
 This page compares the library with known answers and with other methods. `bbb truth page` writes it from the files in
-`results/truth/`. The commands under each table wrote these files; one that was stopped
-before its end has left fewer runs than it would make, and the column `runs` says how many there are. Each figure is a mean over runs, one for each seed or
-split, with its standard deviation. The best mean of a row is in bold. Ignore a difference that is small beside the
-deviations. `results/truth/` also has the ranges and the run times.
+`results/truth/`. The commands under each table wrote these files; one that was stopped before its end has left fewer
+runs than it would make, and the column `runs` says how many there are. Each figure is a mean over runs, one for each
+seed or split, with its standard deviation. The best mean of a row is in bold. Ignore a difference that is small beside
+the deviations. `results/truth/` also has the ranges and the run times.
 """
 
 
