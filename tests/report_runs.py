@@ -53,10 +53,11 @@ def write_results(folder: Path) -> Path:
         folders[config] = folder / "runs" / method
         mnist.run(config, digits.images(), folders[config], curve=True)
     bayesian = {config: path for config, path in folders.items() if config.is_bayesian}
+    (recipe,) = bayesian
     for name, line in (
-        ("fig2", figures.fig2(folders, folder)),
-        ("fig3", figures.fig3(folders, folder)),
-        ("fig4", figures.fig4(bayesian, folder)),
+        ("fig2", figures.fig2(folders, folder, recipe)),
+        ("fig3", figures.fig3(folders, folder, recipe)),
+        ("fig4", figures.fig4(bayesian, folder, recipe)),
     ):
         (folder / f"{name}.json").write_text(json.dumps({"line": line, "command": command}))
     sgd = mnist.Result("sgd", 800, 1.0, 0, 40, 7, 1.75, 1.77, 0.06, 0.5, 3.0, "mean")

@@ -169,7 +169,7 @@ def _listed(pairs: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _figure(
-    name: str, shown: Sequence[str], draw: Callable[[Mapping[mnist.Config, Path], Path], str], shows: str
+    name: str, shown: Sequence[str], draw: Callable[[Mapping[mnist.Config, Path], Path, mnist.Config], str], shows: str
 ) -> None:
     """Make the command that reproduces a figure of networks of Table 1."""
 
@@ -191,8 +191,9 @@ def _figure(
         for method in methods:
             _check_method(method, shown)
         extent = _extent(quick, [1200], units, seeds, epochs, runs, results)
-        line = draw(extent.trained(methods, data.mnist()), extent.results)
-        write_line(extent.results / f"{name}.json", line, command())
+        (recipe,) = table1.cells(_PRUNED, extent.units, [0], epochs=extent.epochs)
+        line = draw(extent.trained(methods, data.mnist()), extent.results, recipe)
+        write_line(extent.results / f"{name}.json", line, command(), methods)
         rich.console.Console().print(line)
         _wrote(extent.results, name)
 

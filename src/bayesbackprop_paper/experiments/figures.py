@@ -66,8 +66,8 @@ def write_csv(path: Path, table: Table) -> None:
     write_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
-def fig2(folders: Mapping[Config, Path], results: Path) -> str:
-    """The test error as training progresses."""
+def fig2(folders: Mapping[Config, Path], results: Path, recipe: Config) -> str:
+    """The test error as training progresses; ``recipe`` is that of Bayes by Backprop."""
     figure, axes = start("epoch", "test error %", _sizes(folders))
     said: list[str] = []
     columns = {name: column[np.isfinite(column)] for name, column in _known(results / "fig2.csv", "epoch").items()}
@@ -95,7 +95,7 @@ def fig2(folders: Mapping[Config, Path], results: Path) -> str:
     write_csv(results / "fig2.csv", {"epoch": range(1, longest + 1), **padded})
     axes.set_xscale("log")
     axes.set_ylim(1.0, max(3.0, *(1.1 * errors[-1] for errors in columns.values())))
-    schedule = _bayesian(folders).schedule
+    schedule = recipe.schedule
     why = (
         "Ours have optimisers, rates and numbers of epochs of their own (Bayes by Backprop: "
         f"{_OPTIMISERS[schedule.optimiser]}, {schedule.epochs} epochs); the paper's had plain SGD and {_EPOCHS} epochs."
@@ -103,7 +103,7 @@ def fig2(folders: Mapping[Config, Path], results: Path) -> str:
     return finish(figure, axes, results / "fig2", f"Test error, {_sizes(folders)}: {'; '.join(said)}. {why}")
 
 
-def fig3(folders: Mapping[Config, Path], results: Path) -> str:
+def fig3(folders: Mapping[Config, Path], results: Path, recipe: Config) -> str:
     """Densities of the trained weights: those of the plain networks, and a draw of Bayes by Backprop's."""
     figure, axes = start("weight", "density", _sizes(folders))
     said: list[str] = []
@@ -121,12 +121,12 @@ def fig3(folders: Mapping[Config, Path], results: Path) -> str:
     write_csv(results / "fig3.csv", {"weight": _WEIGHTS, **columns})
     axes.set_yscale("log")
     axes.set_ylim(1e-3, None)
-    why = f"Ours start as He et al. proposed; a draw is no narrower than its noise, which {_noise(folders)}"
+    why = f"Ours start as He et al. proposed; a draw is no narrower than its noise, which {_noise(recipe)}"
     line = f"Standard deviation of the weights within ±{_WEIGHTS[-1]:g}, {_sizes(folders)}: {'; '.join(said)}. {why}"
     return finish(figure, axes, results / "fig3", line)
 
 
-def fig4(folders: Mapping[Config, Path], results: Path) -> str:
+def fig4(folders: Mapping[Config, Path], results: Path, recipe: Config) -> str:
     """Density and distribution function of the signal-to-noise ratio |mu| / sigma, on a logarithmic scale."""
     ratios = torch.cat([snr(bayesian_in(folder)) for folder in folders.values()])
     logs = ratios.clamp(min=1e-12).log10().double().numpy()
@@ -144,7 +144,7 @@ def fig4(folders: Mapping[Config, Path], results: Path) -> str:
         f"Log10 of the signal-to-noise ratio, {_sizes(folders)}: median {ours[0]:.2f}, the paper's {paper[0]:.2f}; "
         f"three quarters of the weights below {ours[1]:.2f}, the paper's {paper[1]:.2f}; humps at "
         f"{_list(humps(_SNR, density))}, the paper's at {_list(humps(curve['log10_snr'], curve['density']))}. "
-        f"The ratio is the lower the stronger the noise, which {_noise(folders)}"
+        f"The ratio is the lower the stronger the noise, which {_noise(recipe)}"
     )
     return finish(figure, axes, results / "fig4", line)
 
@@ -220,12 +220,7 @@ def _sizes(configs: Collection[Config]) -> str:
     return ours if seeds == 1 else f"{ours}, {seeds} seeds"
 
 
-def _bayesian(configs: Iterable[Config]) -> Config:
-    return next(config for config in configs if config.is_bayesian)
-
-
-def _noise(configs: Iterable[Config]) -> str:
-    config = _bayesian(configs)
+def _noise(config: Config) -> str:
     behind = "" if config.hidden_sigma is None else f" ({config.hidden_sigma / config.units**0.5:.2g} in hidden layers)"
     ours = f"starts at {config.sigma:g}{behind} in ours and has {config.schedule.epochs} epochs to change"
     return f"{ours}; in the paper's it had {_EPOCHS}, from a start of its own."

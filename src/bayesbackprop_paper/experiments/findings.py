@@ -5,7 +5,7 @@ Everything is read from the files in ``results/``. The page of results and the r
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -261,7 +261,12 @@ def _figures(results: Path) -> Iterator[tuple[str, Finding]]:
             sentence, tables = tell(path) if path.exists() else ("", [])
             notes = [made["line"]] if made else []
             notes += [f"Version {made['version']}."] if "version" in made else []
-            yield name, Finding(name, sentence, tables, notes, (), [made["command"]] if made else [])
+            yield name, Finding(name, sentence, tables, notes, (), _curves(made))
+
+
+def _curves(made: Mapping[str, Any]) -> list[str]:
+    """The commands of a figure, or of its curves."""
+    return sorted({*made.get("commands", {}).values()} or {made["command"]}) if made else []
 
 
 def _fig2(path: Path) -> tuple[str, list[Grid]]:

@@ -75,9 +75,12 @@ def arithmetic() -> dict[str, Any]:
     return {"threads": torch.get_num_threads(), "torch": str(torch.__version__), "instructions": capability}
 
 
-def write_line(path: Path, line: str, command: str) -> None:
-    """Write what a figure shows, and the command that drew it."""
-    about = {"line": line, "command": command, "version": __version__}
+def write_line(path: Path, line: str, command: str, curves: Iterable[str] = ()) -> None:
+    """Write what a figure shows, and the command that drew it, or these curves of it: others keep theirs."""
+    about: dict[str, Any] = {"line": line, "command": command, "version": __version__}
+    if curves:
+        known = json.loads(path.read_text()).get("commands", {}) if path.exists() else {}
+        about["commands"] = {**known, **dict.fromkeys(curves, command)}
     write_atomically(path, json.dumps(about, indent=1).encode())
 
 

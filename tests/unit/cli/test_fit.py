@@ -12,6 +12,7 @@ import pytest
 import bayesbackprop.tables
 from bayesbackprop.tables import TableModel
 from commands import bbb
+from training_runs import ctrl_c_counts
 
 pytestmark = pytest.mark.identities
 
@@ -103,5 +104,6 @@ def test_ctrl_c_leaves_nothing(table: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real(*args)
 
     monkeypatch.setattr(bayesbackprop.tables, "rivals", interrupted)
-    assert bbb("fit", table, "--target", "price", *QUICK).exit_code != 0
+    with ctrl_c_counts():  # also where these tests run in the background
+        assert bbb("fit", table, "--target", "price", *QUICK).exit_code != 0
     assert os.listdir(table.parent) == ["houses.csv"]

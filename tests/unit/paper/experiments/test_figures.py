@@ -52,7 +52,7 @@ def test_what_is_quick_touches_no_result(quick: tuple[Path, dict[str, str]]) -> 
     assert files == {".lock", *(f"{name}.{suffix}" for name in QUICK for suffix in ("csv", "json", "png", "svg"))}
     for name in ("fig2", "fig3", "fig4"):
         about = json.loads((folder / "runs" / "quick" / f"{name}.json").read_text())
-        assert about.keys() == {"line", "command", "version"}
+        assert about.keys() == {"line", "command", "commands", "version"}
         assert about["line"] == said[name]
         assert about["command"] == f"bbb reproduce {name} --quick"
         assert "2x100 (the paper's 2x1200): " in said[name]
@@ -89,7 +89,7 @@ def test_the_paper_is_read_at_our_last_epoch(tmp_path: Path) -> None:
     for epochs, theirs in ((20, "2.16 % at epoch 20"), (700, "1.32 % at epoch 595")):
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"test_error": 2.0}) + "\n" for _ in range(epochs)))
         config = Config("bbb-mixture", units=1200, schedule=Schedule(epochs=epochs))
-        line = figures.fig2({config: tmp_path}, tmp_path / "results")
+        line = figures.fig2({config: tmp_path}, tmp_path / "results", config)
         expected = (
             f"Test error, 2x1200: Bayes by Backprop 2.00 % at epoch {epochs}, the paper's {theirs} and 1.32 % at 595"
         )
@@ -101,8 +101,8 @@ def test_curves_of_methods_that_are_not_trained_again_stay(tmp_path: Path) -> No
         folder = tmp_path / method
         folder.mkdir(exist_ok=True)
         (folder / "metrics.jsonl").write_text("".join(json.dumps({"test_error": error}) + "\n" for error in errors))
-        ours = {Config("bbb-mixture", units=1200): tmp_path / "bbb-mixture"}
-        return figures.fig2({**ours, Config(method, units=1200): folder}, tmp_path / "results")
+        recipe = Config("bbb-mixture", units=1200)
+        return figures.fig2({Config(method, units=1200): folder}, tmp_path / "results", recipe)
 
     draw("bbb-mixture", 9.0, 8.0, 7.0)
     assert "SGD 5.00 % at epoch 2" in draw("sgd", 6.0, 5.0)

@@ -1,6 +1,8 @@
 """How results say what made them."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,15 @@ def test_a_command_is_kept_without_the_folders_of_this_machine(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bbb", *said.split()])
     assert records.command() == kept
+
+
+def test_a_figure_keeps_the_commands_of_curves_that_were_not_drawn_again(tmp_path: Path) -> None:
+    path = tmp_path / "fig2.json"
+    records.write_line(path, "one", "bbb one", ["sgd", "dropout"])
+    records.write_line(path, "two", "bbb two", ["sgd"])
+    found = json.loads(path.read_text())
+    assert (found["line"], found["command"]) == ("two", "bbb two")
+    assert found["commands"] == {"sgd": "bbb two", "dropout": "bbb one"}
 
 
 def test_words_with_spaces_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
