@@ -100,8 +100,8 @@ def _table1(results: Path) -> dict[str, Finding]:
 
     of_seeds = f"over {_count(*seeds)}" if len(seeds) == 1 else "over seeds (how many in brackets)"
     about = (
-        f"Test error in %, mean and standard deviation {of_seeds}. The epoch and the way of predicting were chosen on "
-        "the validation set. A temperature below 1 weakens the complexity cost; all other rows have the paper's."
+        f"Test error in %, mean and standard deviation {of_seeds}. The epoch was chosen on the validation set, and so "
+        "was the way of predicting, but for the scale mixture from random weights, which predicts by draws."
     )
     of_scores = (
         "The same networks on the test set, means over seeds: negative log-likelihood in nats per image, and below it "
