@@ -54,6 +54,18 @@ def wait_until_ready(port: int, process: Any) -> None:
     raise AssertionError("the service did not start")
 
 
+def wait_until_two_answer(port: int) -> None:
+    """Two workers, of which one learns; each connection is given to either of them."""
+    until, learners = time.monotonic() + PATIENCE, set[bool]()
+    while learners != {True, False}:
+        assert time.monotonic() < until, "one of two workers does not answer"
+        client = serving.Client(port)
+        learner = client.get("/state")[1]["learner"]
+        client.close()
+        if learner["lag"] == 0:
+            learners.add(learner["is_learner"])
+
+
 @pytest.fixture
 def processes() -> Any:
     started: list[Any] = []
@@ -142,8 +154,7 @@ def test_a_worker_may_take_long_to_start_and_is_replaced_when_it_ends(tmp_path: 
     process, port = start(tmp_path, "--workers", 2, **in_workers(tmp_path / "early", noted))
     processes.append(process)
     assert f"http://127.0.0.1:{port}" in process.stderr.readline()
-    with serving.Client(port) as client:
-        assert client.get("/health")[0] == 200
+    wait_until_two_answer(port)  # else none would when the first is killed
     first, second = pids.read_text().split()
     os.kill(int(first), signal.SIGKILL)
     said = process.stderr.readline()
@@ -184,16 +195,7 @@ def test_several_workers_are_one_service(tmp_path: Path, processes: list[Any]) -
         client = serving.Client(port)
         assert client.post("/reward", {"id": decision["id"], "reward": n % 2})[0] == 200
         client.close()
-    until, learners = time.monotonic() + PATIENCE, set[bool]()
-    while time.monotonic() < until:
-        client = serving.Client(port)
-        learner = client.get("/state")[1]["learner"]
-        client.close()
-        if learner["lag"] == 0:
-            learners.add(learner["is_learner"])
-        if learners == {True, False}:
-            break
-    assert learners == {True, False}
+    wait_until_two_answer(port)
     client = serving.Client(port)
     counted = [line for line in client.text("/metrics").splitlines() if line.startswith("bbb_requests_total")]
     client.close()
