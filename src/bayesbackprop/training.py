@@ -266,7 +266,7 @@ def fit(
         whole = lock(objective.model.net) if isinstance(objective, FreeEnergy) else nullcontext()
 
         choose: Callable[[Any], None] = model.choose_estimator if isinstance(model, Bayesian) else _ignore
-        if not run.goes_on:  # the checkpoint is of a run that is over
+        if isinstance(model, Bayesian) and not run.goes_on:  # the checkpoint is of a run that is over
             for inputs, *_ in itertools.islice(batches, 1):
                 choose(inputs)
         while run.goes_on:
