@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -150,6 +150,18 @@ def revive(value: Any, _seen: set[int] | None = None) -> Any:
         if (revived := revive(each, seen)) is not each:
             object.__setattr__(value, name, revived)
     return value
+
+
+def kept_tensors(value: Any, _seen: set[int] | None = None) -> Iterator[Tensor]:
+    """The tensors in what a network keeps, which may contain itself."""
+    seen = set() if _seen is None else _seen
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in seen and not isinstance(value, _WHOLE):
+        seen.add(id(value))
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+        for part in (*parts, *_attributes(value).values()):
+            yield from kept_tensors(part, seen)
 
 
 def _last_draw(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import nn
 
 from bayesbackprop._engine.sharding import divided
 from bayesbackprop._errors import Described, invalid
-from bayesbackprop._trees import tensors_in
+from bayesbackprop._trees import kept_tensors
 
 # The attributes of any module.
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
@@ -23,7 +23,7 @@ def memo_of(net: nn.Module) -> dict[int, Any]:
     memo: dict[int, Any] = {}
     for module in net.modules():
         kept = [value for name, value in vars(module).items() if name not in OF_ALL_MODULES]
-        for tensor in tensors_in([*kept, *module._buffers.values()]):
-            if tensor.grad_fn is not None:
+        for tensor in kept_tensors([*kept, *module._buffers.values()]):
+            if tensor.grad_fn is not None and id(tensor) not in memo:
                 memo[id(tensor)] = tensor.detach().clone()
     return memo

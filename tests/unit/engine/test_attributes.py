@@ -22,6 +22,8 @@ class Keeping(nn.Module):
         super().__init__()
         self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
         self.register_buffer("kept", torch.zeros(1, 4))
+        self.around: dict[str, Any] = {}
+        self.around["itself"] = self.around
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.body(x))
